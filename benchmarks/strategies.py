@@ -2,11 +2,15 @@
 
     python benchmarks/strategies.py --data FOLDER --graphs cora,ego_twitter --models gcn,sage --ranks 2
 
-Processes talk over loopback; every process has one thread. The strategies of a model take turns in several
-rounds, so that a slow minute of a shared machine falls on all of them. A turn is some epochs in a row, as
-training runs them, with no barrier in between: its seconds are those of the slowest process divided by the
-epochs. Network and sharing are measured in every round too, and everything is the median over the rounds.
-Bytes are those handed to torch.distributed for other processes.
+Processes talk over loopback; every process has one thread, and an equal share of the cores. The strategies
+of a model take turns in several rounds, so that a slow minute of a shared machine falls on all of them. A
+turn is some epochs in a row, as training runs them, with no barrier in between: its seconds are those of the
+slowest process divided by the epochs. Bytes are those handed to torch.distributed for other processes.
+
+Before any epoch counts, mini-batches train until layers have settled on how they run (runtime/aside.py), and
+between their epochs the network is measured, and sharing: seven measurements in a row once found meetings
+that cost more than twice what the epochs after them lost. The medians are written to a file, the one record
+of the network by which ranks plan and plait analyze predicts.
 
 Two strategies are tied where the ranges of their measured seconds, from the 20th to the 80th percentile of
 their turns, overlap, or where their predictions are as close as those that plait analyze prints as a tie. A
@@ -21,6 +25,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import shutil
 import socket
@@ -30,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +50,16 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 import plait
 from plait.analysis.advice import TIE
-from plait.analysis.network import Network
+from plait.analysis.network import Network, network_of
 from plait.distributed import NeighborLoader, init, partition
 from plait.distributed.session import join
 from plait.distributed.train import Trainer
 from plait.distributed.wire import measure_network, measure_sharing
 from plait.graph.partition import metis
 from plait.kernels.compiled import cache_folder, kernel_folder
+from plait.loader.prefetch import usable_cores
 from plait.pyg.probe import forget_machine, machine_in_use
+from plait.runtime.aside import SETTLED_AFTER
 
 MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "gcn": lambda a, h, c: GCN(a, h, 2, c),
@@ -66,9 +73,12 @@ SPLITS = {
     "feature partition": "features",
 }
 MINI_BATCH = "mini-batch, dependent"
-PARTS = ("compute_seconds", "bytes_per_worker", "messages_per_worker", "meetings")
+PARTS = (
+    "compute_seconds", "prepare_seconds", "answer_seconds", "lost_seconds", "bytes_per_worker",
+    "messages_per_worker", "meetings",
+)  # fmt: skip
 BATCH, FANOUTS, CLASSES = 1024, (10, 10), 8
-SETTLING = 24  # steps
+MEASURED = 7  # times: the network and sharing, before the rounds of a model
 
 
 def load(folder: Path, name: str, width: int) -> Data:
@@ -111,10 +121,14 @@ def training(
 
 @dataclass
 class Turns:
-    """A strategy that takes its turn in every round: one turn's seconds, and what one epoch sends."""
+    """A strategy that takes its turn in every round: one turn's seconds, and what one epoch sends.
+
+    `train` runs some epochs that do not count.
+    """
 
     turn: Callable[[], float]
     sent: Callable[[], dict[str, Any]]
+    train: Callable[[int], None] = lambda epochs: None
     seconds: list[float] = field(default_factory=list)
 
     def told(self) -> dict[str, Any]:
@@ -122,7 +136,7 @@ class Turns:
 
 
 def full_graph(
-    make: Callable[[], nn.Module], data: Data, split: str, network: Network, part: Any, count: int
+    make: Callable[[], nn.Module], data: Data, split: str, network: Path, part: Any, count: int
 ) -> Turns:
     """A full graph over ranks, every layer split so where it can be."""
     over = plait.shard(make(), data, part, network=network, split=split)
@@ -164,35 +178,39 @@ def alone(make: Callable[[], nn.Module], data: Data, count: int, is_asked: bool 
     return Turns(turn, lambda: {"bytes": 0, "reduced": 0})
 
 
-def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Turns:
+@contextmanager
+def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Iterator[Turns]:
     """Sampled batches, features partitioned, nothing cached and nothing fetched ahead twice."""
     found: dict[str, Any] = {}
+    with init(folder) as session:
+        loader = NeighborLoader(
+            session, list(FANOUTS), "train", BATCH, shuffle=True, seed=0, prefetch=0, coalesce=1
+        )
+        trainer = Trainer(session, make(), loader)
+        reports: list[Any] = []
 
-    def turn() -> float:
-        with init(folder) as session:
-            loader = NeighborLoader(
-                session, list(FANOUTS), "train", BATCH, shuffle=True, seed=0, prefetch=0, coalesce=1
-            )
-            trainer = Trainer(session, make(), loader)
-            # until layers have settled on how they run batches of either size, a whole one and the last one
-            for _ in range(max(3, SETTLING // len(loader))):
+        def train(count: int) -> None:
+            for _ in range(count):
                 trainer.epoch()
-            reports = [trainer.epoch() for _ in range(epochs)]
+
+        def turn() -> float:
+            dist.barrier()
+            reports.extend(trainer.epoch() for _ in range(epochs))
             found["bytes"] = statistics.mean(r.bytes_out for r in reports)
             found["reduced"] = 4 * sum(p.numel() for p in trainer.model.parameters()) * len(loader)
             found["parts"] = {
                 name: statistics.median(getattr(r, name) for r in reports)
                 for name in ("steps", "sampling", "look_up", "exchange", "stall", "compute", "all_reduce")
             }
-            return statistics.mean(r.seconds for r in reports)
+            return statistics.mean(r.seconds for r in reports[-epochs:])
 
-    return Turns(turn, lambda: found)
+        yield Turns(turn, lambda: found, train)
 
 
 def typical(found: list[Network]) -> Network:
-    """The network as the strategies met it: medians over all rounds."""
-    fields = ((n.bytes_per_s, n.latency, n.meeting) for n in found)
-    return Network("measured", *map(statistics.median, zip(*fields, strict=True)))
+    """Medians of several measurements, figure by figure."""
+    figures = ((n.bytes_per_s, n.latency, n.meeting, n.busy) for n in found)
+    return Network("measured", *map(statistics.median, zip(*figures, strict=True)))
 
 
 def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -> None:
@@ -210,27 +228,32 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
         dist.barrier()
         for name in asked["models"]:
             make = lambda name=name: MODELS[name](asked["width"], asked["hidden"], CLASSES)  # noqa: E731
-            count, sharing = asked["count"], [measure_sharing()]
-            networks = [measure_network() for _ in range(5)]
-            network = typical(networks)
-            runs = {
-                strategy: full_graph(make, data, split, network, part, count)
-                for strategy, split in SPLITS.items()
-                if name != "gat" or split == "nodes"
-            }
-            runs["all at once"] = alone(make, data, count)  # one worker each: what sharing costs
-            runs["one worker"] = alone(make, data, count, rank == 0)
-            runs[MINI_BATCH] = mini_batches(make, parts, count)
-            for _ in range(asked["rounds"]):
-                for run in runs.values():
-                    run.seconds.append(run.turn())
-                networks.append(measure_network())
-                sharing.append(measure_sharing())
-            network = typical(networks)
-            linked = [network.bytes_per_s, network.latency, network.meeting]
-            told = {strategy: run.told() for strategy, run in runs.items()}
-            shared = statistics.median(sharing)
-            found.append({"graph": graph, "model": name, "network": linked, "sharing": shared, "runs": told})
+            count, record = asked["count"], Path(folder) / f"network-{graph}-{name}-{rank}.json"
+            with mini_batches(make, parts, count) as batches:
+                measured = []
+                for _ in range(MEASURED):
+                    # a batch of an epoch may be the only one of its size, which is settled on its own
+                    batches.train(math.ceil(SETTLED_AFTER / MEASURED))
+                    measured.append((measure_network(), measure_sharing()))
+                network = typical([network for network, _ in measured])
+                network.save(record)
+                sharing = statistics.median(sharing for _, sharing in measured)
+                runs = {
+                    strategy: full_graph(make, data, split, record, part, count)
+                    for strategy, split in SPLITS.items()
+                    if name != "gat" or split == "nodes"
+                }
+                runs["all at once"] = alone(make, data, count)  # one worker each: what sharing costs
+                runs["one worker"] = alone(make, data, count, rank == 0)
+                runs[MINI_BATCH] = batches
+                for _ in range(asked["rounds"]):
+                    for run in runs.values():
+                        run.seconds.append(run.turn())
+                told = {strategy: run.told() for strategy, run in runs.items()}
+            found.append({
+                "graph": graph, "model": name, "network": asdict(network), "record": str(record),
+                "sharing": sharing, "runs": told,
+            })  # fmt: skip
     said = {
         "rank": rank,
         "found": found,
@@ -239,9 +262,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
     dist.destroy_process_group()
 
 
-def predicted(
-    graph: str, name: str, asked: dict[str, Any], network: Network, sharing: float
-) -> dict[str, Any]:
+def predicted(graph: str, name: str, asked: dict[str, Any], network: Path, sharing: float) -> dict[str, Any]:
     """What analyze says of the same model, graph, partition and network."""
     torch.set_num_threads(1)
     data = load(Path(asked["data"]), graph, asked["width"])
@@ -258,6 +279,7 @@ def predicted(
         batch_size=BATCH,
         fanouts=FANOUTS,
         sharing=sharing,
+        cores=usable_cores() / asked["ranks"],
     )
     return found.to_dict()["strategies"]
 
@@ -380,6 +402,34 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def rows_of(said: list[dict[str, Any]], number: int, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The strategies of one model on one graph, as all ranks measured them and as they are predicted."""
+    entry, ranks = said[0]["found"][number], len(said)
+    network = network_of(entry["record"])
+    print(
+        f"{entry['graph']} {entry['model']}: {network.bytes_per_s / 1e9:.2f} GB/s, "
+        f"{network.latency * 1e6:.0f} us a message of which the processor works {network.busy * 1e6:.0f}, "
+        f"{network.meeting * 1e6:.0f} us a meeting; computing all at once: {entry['sharing']:.2f} times "
+        "slower than one alone"
+    )
+    told = predicted(entry["graph"], entry["model"], asked, Path(entry["record"]), entry["sharing"])
+    for strategy, run in entry["runs"].items():
+        every = [one["found"][number]["runs"].get(strategy, run) for one in said]
+        turns = [max(turn) for turn in zip(*(one["turns"] for one in every), strict=True)]
+        sent = sum(one["bytes"] for one in every) if strategy != "one worker" else 0
+        sent += 2 * (ranks - 1) * run["reduced"]
+        base = told.get(strategy)
+        yield {
+            "graph": entry["graph"], "model": entry["model"], "strategy": strategy,
+            "seconds": statistics.median(turns), "turns": turns,
+            "predicted_seconds": base and base["seconds_per_epoch"], "bytes": sent,
+            "predicted_bytes": base and base["bytes_per_epoch"],
+            "shard_plan_seconds": run.get("shard_plan_seconds"), "parts": run.get("parts"),
+            "network": entry["network"], "sharing": entry["sharing"],
+            "predicted_parts": base and {name: base[name] for name in PARTS},
+        }  # fmt: skip
+
+
 def main() -> None:
     args = arguments()
     if not args.calibrate:
@@ -399,31 +449,7 @@ def measured(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(work, (args.ranks, port, asked, folder), nprocs=args.ranks)
         said = [json.loads((Path(folder) / f"rank-{rank}.json").read_text()) for rank in range(args.ranks)]
-    rows = []
-    for number, entry in enumerate(said[0]["found"]):
-        network = Network("loopback", *entry["network"])
-        said_of = (
-            f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us a message, "
-            f"{network.meeting * 1e6:.0f} us a meeting; "
-            f"computing all at once: {entry['sharing']:.2f} times slower than one alone"
-        )
-        print(f"{entry['graph']} {entry['model']}: {said_of}")
-        told = predicted(entry["graph"], entry["model"], asked, network, entry["sharing"])
-        for strategy, run in entry["runs"].items():
-            ranks = [one["found"][number]["runs"].get(strategy, run) for one in said]
-            turns = [max(turn) for turn in zip(*(one["turns"] for one in ranks), strict=True)]
-            sent = sum(one["bytes"] for one in ranks) if strategy != "one worker" else 0
-            sent += 2 * (args.ranks - 1) * run["reduced"]
-            base = told.get(strategy)
-            rows.append({
-                "graph": entry["graph"], "model": entry["model"], "strategy": strategy,
-                "seconds": statistics.median(turns), "turns": turns,
-                "predicted_seconds": base and base["seconds_per_epoch"], "bytes": sent,
-                "predicted_bytes": base and base["bytes_per_epoch"],
-                "shard_plan_seconds": run.get("shard_plan_seconds"), "parts": run.get("parts"),
-                "network": entry["network"], "sharing": entry["sharing"],
-                "predicted_parts": base and {name: base[name] for name in PARTS},
-            })  # fmt: skip
+        rows = [row for number in range(len(said[0]["found"])) for row in rows_of(said, number, asked)]
     print("ratios are predicted over measured")
     for row in rows:
         print(line(row))

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from plait.analysis.network import Network, Traffic, all_gather, all_reduce, all_to_all, network_of
+from plait.analysis.network import (
+    Network,
+    Traffic,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    network_in_use,
+    network_of,
+    network_path,
+)
 from plait.errors import InputError
 from plait.ops.exchange import TRADE_MEETING
 
@@ -89,3 +99,36 @@ def test_a_third_figure_is_what_a_meeting_costs(given: object, meeting: float) -
 def test_bad_networks_are_refused_with_what_to_write(given: object) -> None:
     with pytest.raises(InputError, match=r"network: .*10gbit"):
         network_of(given)
+
+
+def test_a_record_gives_back_the_network_that_was_measured(tmp_path: Path) -> None:
+    measured = Network("measured", 1.9e9, 4e-4, 5e-4, 3e-4)
+    measured.save(tmp_path / "between" / "network.json")
+    assert network_of(tmp_path / "between" / "network.json") == measured
+    assert network_of(str(tmp_path / "between" / "network.json")) == measured
+
+
+def test_without_a_name_the_network_that_was_kept_is_meant_and_10gbit_where_none_was(tmp_path: Path) -> None:
+    assert network_in_use(None, tmp_path) == network_of("10gbit")
+    kept = Network("measured", 1.9e9, 4e-4)
+    kept.save(network_path(tmp_path))
+    assert network_in_use(None, tmp_path) == kept
+    assert network_in_use("1gbit", tmp_path) == network_of("1gbit")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", '{"format": "plait-network-1"}',
+        '{"format": "plait-network-1", "name": "n", "bytes_per_s": "fast", "latency": 0}',
+        '{"format": "plait-network-1", "name": "n", "bytes_per_s": -1, "latency": 0}',
+        '{"format": "plait-network-1", "name": "n", "bytes_per_s": 1, "latency": 0, "busy": -1}',
+    ],
+)  # fmt: skip
+def test_damaged_records_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="network: "):
+        network_of(path)
+    with pytest.raises(InputError, match="network: cannot read"):
+        network_of(tmp_path / "none.json")

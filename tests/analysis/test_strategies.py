@@ -147,7 +147,7 @@ def test_what_a_meeting_costs_is_paid_wherever_workers_wait_for_each_other() -> 
     # the gradients' sum, and the number of rows that the loss is a mean of
     assert after["edge cut"].traffic.meetings == products + 2
     assert after["vertex cut"].traffic.meetings == 2 * products + 2
-    assert after["mini-batch, dependent"].traffic.meetings == 7 * machines.fetch.steps
+    assert after["mini-batch, dependent"].traffic.meetings == 4 * machines.fetch.steps
     assert after["one worker"].traffic.meetings == 0
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plait.analysis.network import Network, Traffic
+from plait.analysis.network import Network, Traffic, network_of, network_path
 from plait.distributed.session import join
 from plait.distributed.wire import _Steps, fitted, measure_network, measure_sharing, with_meeting
 from tests.distributed.shards import run
@@ -67,11 +68,11 @@ def test_steps_send_what_their_traffic_says(tmp_path: Path) -> None:
 
 
 def both(rank: int, size: int, folder: Path) -> None:
+    os.environ["PLAIT_CACHE"] = str(folder / "cache")
     join(60.0, None)
-    network, sharing = measure_network(sizes=(8, 1 << 16, 1 << 20)), measure_sharing()
-    (folder / f"{rank}.json").write_text(
-        json.dumps([network.bytes_per_s, network.latency, network.meeting, sharing])
-    )
+    network, sharing = measure_network(sizes=(8, 1 << 16, 1 << 20), keep=True), measure_sharing()
+    figures = [network.bytes_per_s, network.latency, network.meeting, network.busy, sharing]
+    (folder / f"{rank}.json").write_text(json.dumps(figures))
 
 
 @pytest.mark.processes
@@ -81,3 +82,6 @@ def test_ranks_agree_on_what_lies_between_them(tmp_path: Path) -> None:
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert all(0 <= number < float("inf") for number in first)
+    assert first[3] > 0  # a message keeps processors busy
+    kept = network_of(network_path(tmp_path / "cache"))
+    assert [kept.bytes_per_s, kept.latency, kept.meeting, kept.busy] == first[:4]

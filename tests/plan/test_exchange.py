@@ -281,16 +281,21 @@ def test_the_slowest_rank_counts_and_sending_everything_never_wins() -> None:
     assert any("all rows" in lost.candidate for lost in plan.rejected)
 
 
-@pytest.mark.parametrize(("less", "width"), [(0.04, 16), (0.1, 64)])
-def test_of_prices_that_say_nothing_the_narrowest_rows_are_sent(less: float, width: int) -> None:
-    def agree(prices: Mapping[str, float]) -> dict[str, float]:
-        wide = "fwd halo x 64, bwd haloᵀ x 64"
-        assert {wide, wide.replace("64", "16")} <= prices.keys()
-        return {key: 2.0 - less * (key == wide) for key in prices}
+@pytest.mark.parametrize(("times", "width"), [(0.95, 16), (1.03, 16), (1.09, 16), (1.11, 64)])
+def test_of_prices_within_a_tenth_the_fewest_bytes_are_sent(times: float, width: int) -> None:
+    wide, narrow = (f"fwd halo x {columns}, bwd haloᵀ x {columns}" for columns in (64, 16))
+    said: list[Mapping[str, float]] = []
+
+    def agree(own: Mapping[str, float]) -> Mapping[str, float]:
+        said.append(own)
+        if len(said) == 2:  # bytes, after prices
+            assert own[wide] == 4 * own[narrow] > 0
+            return own
+        return dict.fromkeys(own, 4.0) | {narrow: 2.0 * times, wide: 2.0}
 
     plan, choice = choose_over_ranks(problem(), Link(1e6, 1e-5, 3), agree)
     assert choice.travels == f"fwd halo x {width}, bwd haloᵀ x {width}"
-    assert ("sends fewer columns" in plan.because) == (width == 16)
+    assert ("sends the fewest bytes" in plan.because) == (width == 16 and times > 1)
 
 
 def test_exchanges_have_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from torch_geometric.nn import (
 
 import plait
 from plait.analysis import Statistics
+from plait.analysis.network import Network, network_path
 from plait.errors import InputError
 
 
@@ -231,3 +233,15 @@ def test_bad_models_and_data_are_refused() -> None:
         plait.analyze("gcn", 7)
     with pytest.raises(InputError, match="name the model"):
         plait.analyze(MODELS["gcn"](), Statistics(10, 20))
+
+
+def test_analysis_and_ranks_go_by_the_network_that_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    kept = Network("measured", 1.9e9, 4e-4, 5e-4, 3e-4)
+    kept.save(network_path(tmp_path))
+    assert plait.analyze("gcn", data(), workers=2).options.network == kept
+    link = plait.shard(MODELS["gcn"](), data()).plan.link
+    assert (link.bytes_per_s, link.latency, link.meeting) == (1.9e9, 4e-4, 5e-4)
+    assert plait.analyze("gcn", data(), workers=2, network="10gbit").options.network.name == "10gbit"

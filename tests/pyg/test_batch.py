@@ -12,7 +12,9 @@ from torch_geometric.nn import APPNP, GAT, GCN, GraphSAGE
 
 import plait
 from plait.cost.machine import default_profile
+from plait.pyg import batch as module
 from plait.pyg.batch import Batches
+from plait.runtime.aside import SETTLED_AFTER
 from plait.runtime.machine import using_machine
 from tests.analysis.test_growth import random_graph
 
@@ -75,3 +77,23 @@ def test_with_the_profile_of_another_machine_mini_batches_are_priced() -> None:
     assert first.options.timed_batch_seconds is None
     assert [s.seconds_per_epoch for s in first.strategies] == [s.seconds_per_epoch for s in second.strategies]
     assert plait.analyze(given.model, given.data, 2, batch_size=32).options.timed_batch_seconds is not None
+
+
+def test_steps_that_count_come_after_trials_in_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that is tried in PyG runs there in every other block of steps, until it is decided."""
+    monkeypatch.delenv("PLAIT_ASIDE", raising=False)
+    monkeypatch.setattr(module, "_LONGEST_SECONDS", 1e9)
+    seen: list[tuple[int, bool]] = []
+    before = module._Step.seconds
+
+    def noted(step: Any, given: Batches, batch: Any, demand: Any) -> float | None:
+        seen.append((len(batch.nodes), step.run._plait_plan_session.aside.is_off))
+        return before(step, given, batch, demand)
+
+    monkeypatch.setattr(module._Step, "seconds", noted)
+    assert batches(GraphSAGE(12, 8, 2, 4)).seconds() is not None
+    counted = module._TIMED * 2 * module._EACH
+    whole = [is_off for nodes, is_off in seen[:-counted] if nodes > seen[-1][0]]
+    assert len(whole) >= SETTLED_AFTER
+    assert not any(is_off for _, is_off in seen[:-counted])
+    assert all(is_off for _, is_off in seen[-counted:])

@@ -11,10 +11,12 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATConv, GatedGraphConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 
+from plait.cost.machine import default_profile
 from plait.errors import InputError
 from plait.plan.exchange import Link
 from plait.pyg.call import call_of
 from plait.pyg.foresee import foresee
+from plait.runtime.machine import using_machine
 
 
 def data(nodes: int = 60, edges: int = 300, width: int = 12) -> Data:
@@ -63,6 +65,22 @@ def test_rows_of_halos_travel_as_wide_as_said(make: Any) -> None:
         said = [int(part.split(" x ")[1]) for part in choices[0].travels.split(", ") if "once" not in part]
         sent = np.sum([choice.bytes_each for choice in choices], axis=0)
         assert sent.tolist() == [4 * halo * width for width in said]
+
+
+def test_two_figures_of_one_network_choose_the_same_bytes_where_either_order_may_be_cheaper() -> None:
+    given, model = data(400, 1600, 64), GraphSAGE(64, 64, 2, 8)
+    call = call_of(model, given)
+    assert call is not None
+    cheapest, sent = set(), set()
+    with using_machine(default_profile()):
+        for link in (Link(5e9, 2e-4, 1, 1e-4), Link(1e9, 3e-4, 1, 1e-3)):
+            last = foresee(model, call, given, np.arange(400) // 200, link, ("nodes",), "training")["nodes"][
+                -1
+            ]
+            cheapest.add(min(last[0].seconds, key=lambda travels: last[0].seconds[travels]))
+            sent.add(tuple(choice.bytes_each for choice in last))
+    assert len(cheapest) == 2
+    assert len(sent) == 1
 
 
 def test_the_second_call_of_a_layer_counts_again() -> None:

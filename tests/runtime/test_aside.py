@@ -60,6 +60,17 @@ def test_that_plait_is_clearly_faster_is_seen_after_a_round(own: float, rounds: 
     assert sum(clock.step() for _ in range(60)) == (steps if own < 0.00205 else 60 - module._WARM_UP - steps)
 
 
+@pytest.mark.parametrize("own", [0.0019, 0.002, 0.0021])
+def test_near_ties_are_decided_after_as_many_steps_as_said_and_no_sooner(own: float) -> None:
+    clock = Clock(own, 0.002)
+    for _ in range(module.SETTLED_AFTER - 1):
+        clock.step()
+    (kind,) = clock.aside._kinds.values()
+    assert kind.is_out is None
+    clock.step()
+    assert kind.is_out is not None
+
+
 @pytest.mark.parametrize("every", [3, 4, 10])
 def test_what_a_loop_does_every_few_steps_decides_nothing(every: int) -> None:
     for begin in range(every):

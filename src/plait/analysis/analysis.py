@@ -40,7 +40,7 @@ from plait.cost.price import Pricer
 from plait.errors import InputError
 from plait.graph import Graph
 
-__all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "halo_of", "memory_of"]
+__all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "cores_of", "halo_of", "memory_of"]
 
 Partition = NDArray[np.int64]
 _MOST_DRAWN = 8  # partitions of the pipelines shown: more would show nothing new
@@ -65,6 +65,7 @@ class Options:
     parameters: int | None = None  # of the whole model; None: those of the layers that were counted
     threads: int | None = None  # of one worker; None: those of the machine's profile
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
+    cores: float | None = None  # of one worker; None: the machine's, divided where workers share it
     wire_bytes: int = 4  # of one number of a feature row of mini-batches; may be fewer than the model's
     shards: Mapping[int, Mapping[str, Shards]] = field(default_factory=dict)  # by workers and split
     beside: Beside | None = None  # what the model does outside its layers, where it was called
@@ -151,6 +152,7 @@ class Analysis:
                 "bytes_per_s": self.options.network.bytes_per_s,
                 "latency": self.options.network.latency,
                 "meeting": self.options.network.meeting,
+                "busy": self.options.network.busy,
             },
             "workers": self.workers,
             "layers": [layer.to_dict() for layer in self.layers],
@@ -231,6 +233,14 @@ def halo_of(given: Any) -> float | None:
     return None if given is None else float(given)
 
 
+def cores_of(given: Any) -> float | None:
+    """The cores of one worker, where they are given."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and (not is_number or not 0 < given < math.inf):
+        raise InputError(f"cores: {given!r}; give the cores of one worker, a number above 0")
+    return None if given is None else float(given)
+
+
 _MEMORY_UNITS = {"": 1.0, "B": 1.0, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30}
 
 
@@ -279,7 +289,7 @@ def analyse(
         spread_seconds=SPREAD_SECONDS,
         batch_seconds=LOADED_SECONDS if is_timed else BATCH_SECONDS,
     )  # fmt: skip
-    clusters = _Clusters(statistics, options, growth, fanouts)
+    clusters = _Clusters(statistics, options, growth, fanouts, (threads, machine.threads))
     most = max(options.workers)
     curve = sorted({*options.workers, *(c for c in _CURVE if c <= max(16, 2 * most))})
     scaling = {count: tuple(price(work, clusters(count))) for count in curve if count <= max(1, work.nodes)}
@@ -343,9 +353,12 @@ class _Clusters:
     """
 
     def __init__(
-        self, statistics: Statistics, options: Options, growth: Growth, fanouts: Sequence[int | None]
-    ) -> None:
+        self, statistics: Statistics, options: Options, growth: Growth, fanouts: Sequence[int | None],
+        threads: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """`threads`: those that train in one worker, and those of the whole machine."""
         self.statistics, self.options, self.growth, self.fanouts = statistics, options, growth, fanouts
+        self._threads, self._every = threads
         self._made: dict[int, Cluster] = {}
         self._quality = (1.0, 1.0)
         graph = statistics.graph
@@ -399,8 +412,14 @@ class _Clusters:
         asked = self.options
         return Cluster(
             workers, asked.network, edges, vertices, self.growth, fetch, asked.sharing, asked.wire_bytes,
-            asked.shards.get(workers, {}),
+            asked.shards.get(workers, {}), self._threads, self._cores(workers),
         )  # fmt: skip
+
+    def _cores(self, workers: int) -> float:
+        """Of one worker: as given, else the machine's, which workers share if they slow each other down."""
+        if self.options.cores is not None:
+            return self.options.cores
+        return self._every / (workers if self.options.sharing > 1 else 1)
 
     def _compared(self, parts: int, edges: cut.EdgeCut, vertices: cut.VertexCut) -> tuple[float, float]:
         """Halos and mirrors of a partition over those of a random one."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from plait.errors import InputError
+from plait.measure.whole import write_whole
 from plait.ops.exchange import TRADE_MEETING
 
-__all__ = ["NAMED", "Network", "Traffic", "all_gather", "all_reduce", "all_to_all", "network_of"]
+__all__ = [
+    "NAMED", "Network", "Traffic", "all_gather", "all_reduce", "all_to_all", "network_in_use", "network_of",
+    "network_path",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,13 +24,14 @@ class Network:
     """Bytes per second each worker can send while receiving as many, and a message's latency in seconds.
 
     `meeting` is what workers lose in addition each time they wait for each other: they arrive at different
-    times, and those that waited have to wake up.
+    times, and those that waited have to wake up. `busy` are the processor seconds of a message at either end.
     """
 
     name: str
     bytes_per_s: float
     latency: float
     meeting: float = 0.0
+    busy: float = 0.0
 
     def seconds(self, traffic: Traffic) -> float:
         """Seconds of this traffic for the busiest worker."""
@@ -33,6 +40,10 @@ class Network:
             + traffic.messages * self.latency
             + traffic.meetings * self.meeting
         )
+
+    def save(self, path: Path) -> None:
+        """Write it as a record that `network=` takes by its file name."""
+        write_whole(path, json.dumps({"format": _FORMAT, **asdict(self)}, indent=1), "network", True)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ def all_to_all(size: float, workers: int) -> Traffic:
     return Traffic(share * size * workers, share * size, workers - 1, TRADE_MEETING * (workers > 1))
 
 
+_FORMAT = "plait-network-1"
 NAMED = {
     "1gbit": (0.125e9, 50e-6),
     "10gbit": (1.25e9, 30e-6),
@@ -92,14 +104,33 @@ _UNITS = {"gbit": 1e9 / 8, "mbit": 1e6 / 8, "gb/s": 1e9, "mb/s": 1e6}
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _TIME = r"(?:,\s*([-+.\d]+)\s*(us|µs|ms|s))?"
 _FIGURES = re.compile(rf"([-+.\d]+)\s*(gbit|mbit|gb/s|mb/s){_TIME}{_TIME}")
-_HELP = f"name one of {', '.join(NAMED)}, or write e.g. 40gbit, 5GB/s, 40gbit,10us or 40gbit,10us,500us"
+_HELP = (
+    f"name one of {', '.join(NAMED)}, write e.g. 40gbit, 5GB/s, 40gbit,10us or 40gbit,10us,500us, or name "
+    "the file of a record"
+)
+
+
+def network_path(cache_folder: Path) -> Path:
+    """The file of the network that was measured between this machine's ranks and kept."""
+    return cache_folder / "network.json"
+
+
+def network_in_use(given: Any, cache_folder: Path) -> Network:
+    """The network given, else the one kept in this folder, else 10gbit: the same for analysis and ranks."""
+    kept = network_path(cache_folder)
+    if given is None:
+        return network_of(kept if kept.exists() else "10gbit")
+    return network_of(given)
 
 
 def network_of(given: Any) -> Network:
     """A network by name ("10gbit"), by figures ("40gbit,10us"), as (bytes per second, latency), or itself.
 
-    A third figure is what a meeting costs beside its messages: "40gbit,10us,500us".
+    A third figure is what a meeting costs beside its messages: "40gbit,10us,500us". The name of a file that
+    ends in .json is that of a record (`Network.save`).
     """
+    if isinstance(given, Path) or (isinstance(given, str) and given.strip().endswith(".json")):
+        return _recorded(Path(given))
     if isinstance(given, Network):
         return _checked(given)
     if isinstance(given, tuple | list) and len(given) in (2, 3):
@@ -117,6 +148,24 @@ def network_of(given: Any) -> Network:
     raise InputError(f"network: {given!r} is not known; {_HELP}")
 
 
+def _recorded(path: Path) -> Network:
+    """The network in a file."""
+    again = "measure it again (plait.distributed.wire.measure_network)"
+    try:
+        data = json.loads(path.read_text())
+    except OSError as fault:
+        raise InputError(f"network: cannot read {path} ({fault.strerror}); {_HELP}") from None
+    except ValueError:
+        raise InputError(f"network: {path} is not JSON; {again}") from None
+    if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
+        raise InputError(f"network: {path} is no record of a network ({_FORMAT}); {again}")
+    try:
+        name, figures = data.pop("name"), {key: float(value) for key, value in data.items()}
+        return _checked(Network(str(name), **figures))
+    except (KeyError, TypeError, ValueError) as fault:
+        raise InputError(f"network: {path} is damaged ({fault}); {again}") from None
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -131,4 +180,6 @@ def _checked(network: Network) -> Network:
         raise InputError(f"network: a latency of {network.latency:g} seconds; {_HELP}")
     if not math.isfinite(network.meeting) or network.meeting < 0:
         raise InputError(f"network: a meeting of {network.meeting:g} seconds; {_HELP}")
+    if not math.isfinite(network.busy) or network.busy < 0:
+        raise InputError(f"network: {network.busy:g} processor seconds per message; {_HELP}")
     return network

@@ -16,6 +16,7 @@ from plait.analysis.fetch import Fetch
 from plait.analysis.growth import Growth
 from plait.analysis.network import Network, Traffic, all_gather, all_reduce, all_to_all
 from plait.analysis.pipeline import MODES, Mode, Schedule, schedule
+from plait.analysis.preparing import HEADER, ID_BYTES, MET, Crew, Preparing, fetched, preparing
 from plait.analysis.shards import Shards
 from plait.analysis.workload import Load, Workload
 
@@ -23,17 +24,8 @@ __all__ = ["Cluster", "Strategy", "price", "stage_times"]
 
 _OPTIMISER = 4  # copies of the weights: themselves, gradients, two moments
 _NUMBER_BYTES = 8  # of a count that workers add up
-_ID_BYTES, _HEADER = 8, 3  # of a node's number on its way, and the numbers that say how many come
 _QUESTION_HEAD, _COUNT_BYTES = 4, 4  # numbers before the nodes of a request; of the count of a node's edges
 _ASKING = 5  # messages of a round of requests: the bell, lengths, nodes, counts, edges
-# Messages of a round of fetching: the bell, counts, ids, rows. Two ranks make two
-# rounds in a step, one after the other, but only a round's first message finds threads asleep: two took 2 to
-# 6 ms together, where one message between two pieces of work took 1.2 to 3 ms. So a step is charged one.
-_ROUND = 4
-_MET = 3  # of them, those that ranks wait for
-# Threads hand a batch on until it is used: it is drawn, fetched, put together. Each wakes up, as after a
-# meeting: 1.5 to 2 ms of a step on ego_twitter were neither drawing nor copying nor exchanging.
-_HANDED_ON = 3
 
 
 @dataclass(frozen=True)
@@ -55,6 +47,8 @@ class Strategy:
     note: str = ""
     bubble: float | None = None
     run_by: str = ""  # what in plait runs it; "": nothing, it is only priced
+    preparing: Preparing | None = None  # of mini-batches, in an epoch of one worker
+    lost_seconds: float = 0.0  # of the computing: what threads beside training take from it
 
     @property
     def communication_seconds(self) -> float:
@@ -86,6 +80,9 @@ class Strategy:
             "seconds_per_epoch": self.seconds_per_epoch,
             "compute_seconds": self.compute_seconds,
             "communication_seconds": self.communication_seconds,
+            "prepare_seconds": 0.0 if self.preparing is None else self.preparing.own,
+            "answer_seconds": 0.0 if self.preparing is None else self.preparing.answering,
+            "lost_seconds": self.lost_seconds,
             "flops_per_worker": self.flops_per_worker,
             "largest_nodes": largest if math.isfinite(largest) else None,  # None: any number
             "same_numbers": self.same_numbers,
@@ -108,6 +105,8 @@ class Cluster:
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
     wire_bytes: int = 4  # of one number of a feature row, kept and on its way to a mini-batch
     shards: Mapping[str, Shards] = field(default_factory=dict)  # plans of plait.shard by split, where known
+    threads: int = 1  # of one worker, that train
+    cores: float = math.inf  # of one worker
 
 
 def price(work: Workload, cluster: Cluster) -> list[Strategy]:
@@ -382,32 +381,25 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     if work.planned_batch_seconds is not None:
         seconds = work.planned_batch_seconds
     seconds += work.loss_seconds * growth.nodes[0] / max(1, work.nodes)  # of the seeds alone
-    drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
+    prepared, crew = preparing(work, growth, fetch, cluster.network, P), Crew(cluster.threads, cluster.cores)
     batches = fetch.nodes / max(1.0, growth.nodes[-1])  # the last one of an epoch is short
     always, more = work.timed_batch_seconds or (0.0, seconds)
-    # of a remote row its number goes out and its features come back; counts of both go before them
-    columns = work.features * cluster.wire_bytes + _ID_BYTES
-    # a worker that lacks rows starts a round, in which all send the others the number of rows they need
-    counts = fetch.rounds * (P - 1) * _ID_BYTES * _HEADER
-    messages = _ROUND * fetch.steps * (P - 1)
-    fetched = Traffic(
-        fetch.total * columns + counts * P,
-        fetch.busiest * columns + counts,
-        messages,
-        (_MET + _HANDED_ON) * fetch.steps,
-    )
+    trained = fetch.steps * always + batches * more
+    lost = crew.lost(trained + prepared.own, prepared.answering)
+    remote = fetched(fetch, P, work.features * cluster.wire_bytes)
     weights = all_reduce(work.weight_bytes, P) * fetch.steps
     rows_kept = work.nodes * work.features * cluster.wire_bytes / P
     memory = rows_kept + work.graph_bytes / 2 + held  # edges by target are enough
     inflation = batches * P * sum(growth.edges) / max(1, work.edges * layers)
     return _strategy(
         work, cluster, "mini-batch, dependent", "data: mini-batch",
-        [*([Traffic()] * (layers - 1)), fetched][-layers:] if layers else [],
-        fetch.steps * always + batches * (more + drawing), memory, fetch.steps * (_MET + 1),
+        [*([Traffic()] * (layers - 1)), remote][-layers:] if layers else [],
+        trained + prepared.drawing + prepared.collecting + lost, memory, fetch.steps * (MET + 1),
         share=batches * flops / max(1.0, work.flops), others=weights, steps=fetch.steps, is_batch=True,
         same_numbers=False, run_by="plait.distributed",
+        preparing=prepared, lost_seconds=lost,
         note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}, "
-        f"{fetch.total / max(1, P * fetch.steps):,.0f} of them remote",
+        f"{fetch.total / max(1, P * fetch.steps):,.0f} of them remote; {prepared.note(crew, lost)}",
     )  # fmt: skip
 
 
@@ -419,10 +411,10 @@ def _parted(work: Workload, cluster: Cluster) -> Strategy:
     """
     P, found, fetch = cluster.workers, _dependent(work, cluster), cluster.fetch
     asked, index = fetch.asked, work.index_bytes
-    head = asked.questions * _QUESTION_HEAD * _ID_BYTES
-    size = asked.nodes * (_ID_BYTES + _COUNT_BYTES) + asked.edges * 2 * index + head
+    head = asked.questions * _QUESTION_HEAD * ID_BYTES
+    size = asked.nodes * (ID_BYTES + _COUNT_BYTES) + asked.edges * 2 * index + head
     rounds = asked.hops * (P + 1) / (2 * P)
-    counts = rounds * (P - 1) * _ID_BYTES * _HEADER
+    counts = rounds * (P - 1) * ID_BYTES * HEADER
     messages = _ASKING * asked.hops / P * (P - 1)
     met = (_ASKING - 1) * asked.hops / P  # no worker waits for the first
     more = Traffic(size + counts * P, size / P + counts, messages, met)

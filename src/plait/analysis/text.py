@@ -33,6 +33,7 @@ def _all(analysis: Analysis) -> Iterator[str]:
     yield f"machine: {analysis.machine}"
     network = analysis.options.network
     met = f", {_three(network.meeting * 1e6)} µs wherever workers wait for each other" * bool(network.meeting)
+    met += f", {_three(network.busy * 1e6)} µs of processor time per message" * bool(network.busy)
     yield from wrapped(
         f"network: {network.name}, {_unit(network.bytes_per_s, 'B/s')}, {network.latency * 1e6:g} µs per "
         f"message{met}; {analysis.workers} workers with {_unit(analysis.options.memory, 'B')} each",
@@ -126,9 +127,10 @@ def _strategies(analysis: Analysis) -> Iterator[str]:
             f"{found.synchronisations:>7}{_short(found.largest_nodes(nodes, memory)):>11}"
         )
     yield from wrapped(
-        "epoch: compute time of the most loaded worker plus network time, waiting included; sent: by all "
-        "workers; memory: of one worker; syncs: times that all workers wait for each other; max nodes: of a "
-        "graph like this one that would still fit",
+        "epoch: compute time of the most loaded worker plus network time, waiting included; compute: of "
+        "mini-batches with what preparing them takes, and what training loses to threads that answer other "
+        "workers where cores are few; sent: by all workers; memory: of one worker; syncs: times that all "
+        "workers wait for each other; max nodes: of a graph like this one that would still fit",
         "",
     )
     yield "* samples, or uses rows of an earlier step: results differ from one worker's; ! does not fit"

@@ -32,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-degree", type=int, metavar="N", help="the largest degree, if known")
     add("--halo", type=float, metavar="SHARE", help="remote rows of a part divided by its own")
     add("--workers", default="4", metavar="N,...", help="numbers of workers (default 4)")
-    add("--network", default="10gbit", metavar="NAME", help="10gbit, 100gbit,5us, 2GB/s, ...")
+    add(
+        "--network",
+        metavar="NAME|FILE",
+        help="10gbit, 100gbit,5us, 2GB/s, ..., or the file of a measured one (default: what was kept of one, "
+        "or 10gbit)",
+    )
     add("--memory", default="16GB", metavar="BYTES", help="memory of one worker (default 16GB)")
     add("--batch-size", type=int, default=1024, metavar="N", help="seeds per mini-batch")
     add("--train-nodes", type=int, metavar="N", help="seeds per epoch (default all)")
@@ -60,7 +65,7 @@ def _of_statistics(args: argparse.Namespace) -> Analysis:
     """A graph that is not here: no tensor and no torch."""
     from plait.analysis.analysis import Options, analyse, check_workers, halo_of, memory_of
     from plait.analysis.models import HIDDEN, assumed, layers_by_name
-    from plait.analysis.network import network_of
+    from plait.analysis.network import network_in_use
     from plait.analysis.statistics import Statistics
     from plait.cost.machine import profile_in_use
     from plait.kernels.compiled import cache_folder
@@ -78,7 +83,7 @@ def _of_statistics(args: argparse.Namespace) -> Analysis:
     layers = layers_by_name(args.model, widths, statistics, machine, is_training=args.mode == "training")
     options = Options(
         workers=check_workers(_workers(args.workers), statistics.nodes),
-        network=network_of(args.network),
+        network=network_in_use(args.network, cache_folder()),
         memory=memory_of(args.memory),
         halo=halo_of(args.halo),
         batch_size=args.batch_size,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from plait.analysis.network import network_of
+from plait.analysis.network import network_in_use
 from plait.distributed import norms
 from plait.distributed.peers import Peers, WireCounters
 from plait.distributed.rounds import naming
@@ -23,6 +23,7 @@ from plait.distributed.share import assigned, data_of, whole_of
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.division import Portion, divide, portion
+from plait.kernels.compiled import cache_folder
 from plait.plan.exchange import Link, checked_split
 from plait.pyg.planned import install
 from plait.pyg.shard import OverRanks, Share, refused
@@ -38,7 +39,7 @@ def shard(
     data: Any = None,
     parts: Any = None,
     *,
-    network: Any = "10gbit",
+    network: Any = None,
     split: str | None = None,
     method: str = "metis",
     seed: int = 0,
@@ -55,7 +56,8 @@ def shard(
     data: the whole graph as a PyG Data, the same on every rank; METIS divides it.
     parts: the rank of every node, or the folder of `plait partition`, from which each rank reads its own
         features; instead of dividing `data`.
-    network: what is between the ranks ("10gbit", "1gbit,50us"); the planner decides by it what is sent.
+    network: what is between the ranks ("10gbit", "1gbit,50us"); the planner decides by it what is sent. The
+        default is what `wire.measure_network(keep=True)` measured, and 10gbit where nothing is kept.
     split: "nodes" or "features", for every layer that can be split this way, instead of the planner's choice.
     """
     checked_split(split)
@@ -64,7 +66,7 @@ def shard(
     reason = refused(model) or norms.refused(model, lambda m: isinstance(m, MessagePassing))
     if reason is not None:
         raise InputError(f"model: {reason}")
-    linked = network_of(network)
+    linked = network_in_use(network, cache_folder())
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     ends_group = join(timeout_seconds, interface, backend)

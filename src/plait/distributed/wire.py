@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from plait.analysis.network import Network, Traffic, all_reduce
+from plait.analysis.network import Network, Traffic, all_reduce, network_path
 from plait.distributed.peers import Peers
 from plait.distributed.rounds import naming
+from plait.kernels.compiled import cache_folder
 from plait.runtime.adjoint import mapped
 
 __all__ = ["fitted", "measure_network", "measure_sharing", "with_meeting"]
@@ -34,7 +35,7 @@ _MET_ROWS = 8  # that a rank needs of each other one
 _WIDTH, _LAYERS, _CLASSES = 64, 2, 8
 
 
-def measure_network(group: Any = None, sizes: tuple[int, ...] = _SIZES) -> Network:
+def measure_network(group: Any = None, sizes: tuple[int, ...] = _SIZES, keep: bool = False) -> Network:
     """The network as exchanges of `group` (default: all ranks) see it, the same on every rank.
 
     All ranks call it together and are otherwise idle. Every rank sends to every other at once, as exchanges
@@ -42,11 +43,19 @@ def measure_network(group: Any = None, sizes: tuple[int, ...] = _SIZES) -> Netwo
     computes, as it does between layers: then caches are full of something else, threads sleep, and a message
     takes twice as long as in a loop of nothing but messages. What ranks lose beyond that where they meet in
     the middle of training is measured apart (`Network.meeting`), on steps of a small model.
+
+    keep: write it to plait's cache folder, from which `plait.shard` and `plait.analyze` take it by default.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     work = _Work(_WORKED)
-    seconds = {size * (ranks - 1): _exchange_seconds(size, work, rank, ranks, group) for size in sizes}
-    return with_meeting(fitted(seconds, ranks - 1), *_step_seconds(group), _Steps.traffic(ranks))
+    measured = {size * (ranks - 1): _exchange_seconds(size, work, rank, ranks, group) for size in sizes}
+    seconds = {size: took for size, (took, _) in measured.items()}
+    busy = measured[min(measured)][1] / max(1, ranks - 1)
+    found = replace(fitted(seconds, ranks - 1), busy=busy)
+    found = with_meeting(found, *_step_seconds(group), _Steps.traffic(ranks))
+    if keep:
+        found.save(network_path(cache_folder()))
+    return found
 
 
 def with_meeting(network: Network, apart: float, together: float, traffic: Traffic) -> Network:
@@ -60,27 +69,31 @@ def with_meeting(network: Network, apart: float, together: float, traffic: Traff
     return replace(network, meeting=max(0.0, left / max(1, traffic.meetings)))
 
 
-def _exchange_seconds(size: int, work: _Work, rank: int, ranks: int, group: Any) -> float:
-    """The median of what a piece of work and an exchange take beyond the slowest rank's work.
+def _exchange_seconds(size: int, work: _Work, rank: int, ranks: int, group: Any) -> tuple[float, float]:
+    """What a piece of work and an exchange take beyond the slowest rank's work; a rank's processor seconds.
 
-    The median, because what ranks lose in exchanges that are slow now and then is part of a meeting. What
-    comes is written to fresh memory, as rows of other ranks are.
+    The former is the median, because what ranks lose in exchanges that are slow now and then is part of a
+    meeting; the latter, of all threads of a rank in the exchange, the mean. What comes is written to fresh
+    memory, as rows of other ranks are.
     """
     counts = [0 if other == rank else size for other in range(ranks)]
     sent = torch.ones(sum(counts), dtype=torch.uint8)
     times = _EXCHANGES * (4 if size == min(_SIZES) else 1)
-    worked, passed = torch.zeros(2, _FIRST + times, dtype=torch.float64)
+    worked, passed, busy = torch.zeros(3, _FIRST + times, dtype=torch.float64)
     for k in range(_FIRST + times):
         begin = time.perf_counter()
         worked[k] = work.seconds()
+        used = time.process_time()
         with naming(rank, "all_to_all"):
             dist.all_to_all_single(torch.empty_like(sent), sent, counts, counts, group=group)
         passed[k] = time.perf_counter() - begin
+        busy[k] = time.process_time() - used
     with naming(rank, "all-reduce"):
         dist.all_reduce(worked, dist.ReduceOp.MAX, group=group)
         dist.all_reduce(passed, group=group)
+        dist.all_reduce(busy, group=group)
     taken: list[float] = (passed / ranks - worked)[_FIRST:].tolist()
-    return max(0.0, statistics.median(taken))
+    return max(0.0, statistics.median(taken)), float(busy[_FIRST:].mean()) / ranks
 
 
 def measure_sharing(group: Any = None) -> float:

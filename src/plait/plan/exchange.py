@@ -11,7 +11,6 @@ association: before the update they are as wide as the input, after it as the ou
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -31,15 +30,17 @@ from plait.plan.prune import Survivor, prune
 from plait.plan.search import Problem, matrices_of, survey
 
 __all__ = [
-    "Choice", "Link", "Offer", "by_features", "by_nodes", "checked_split", "choices_of_ranks",
+    "TIE", "Choice", "Link", "Offer", "by_features", "by_nodes", "checked_split", "choices_of_ranks",
     "choose_over_ranks", "offer", "overlapped", "slowest", "spaced", "wire_bytes",
 ]  # fmt: skip
 
-_TIE = 1.03  # prices this close say nothing about which is faster
+TIE = 1.1
+"""Prices this close say nothing about which is faster: figures of one network, measured seconds apart, differ
+by more."""
 _AT_ONCE = ("exchange", "to_columns", "to_rows")
 
 Agree = Callable[[Mapping[str, float]], Mapping[str, float]]
-"""This rank's prices by what would be sent -> the slowest rank's, for what every rank has a price for."""
+"""This rank's prices, or bytes, by what would be sent -> the largest of all ranks', for what all have."""
 
 
 @dataclass(frozen=True)
@@ -312,11 +313,23 @@ class Offer:
         known = {key: plan.seconds for key, plan in self.plans.items()}
         return {**known, **_replicated(self.plans.values(), self.problem, self.link)}
 
-    def settled(self, seconds: Mapping[str, float]) -> tuple[LayerPlan, Choice]:
-        """This rank's plan in the group that costs the slowest rank least (the same on every rank)."""
+    @property
+    def sent(self) -> dict[str, float]:
+        """Bytes of this rank in the exchanges of a step, by what would be sent."""
+        return {key: float(sum(wire_bytes(plan, self.problem)[1])) for key, plan in self.plans.items()}
+
+    def settled(self, seconds: Mapping[str, float], sent: Mapping[str, float]) -> tuple[LayerPlan, Choice]:
+        """This rank's plan in the group that all choose, by the slowest rank's price and the busiest's bytes.
+
+        Of groups that cost about as much as the cheapest, the one that sends the fewest bytes: priced with a
+        network measured a moment before or after it is still chosen, and it loses less where the network
+        turns out to be slower. The same on every rank.
+        """
         problem, best = self.problem, self.plans
-        cheapest = min((key for key in seconds if key in best), key=lambda key: (seconds[key], key))
-        chosen = self._narrowest(seconds, cheapest)
+        known = [key for key in seconds if key in best]
+        cheapest = min(known, key=lambda key: (seconds[key], key))
+        ties = [key for key in known if seconds[key] <= TIE * seconds[cheapest]]
+        chosen = min(ties, key=lambda key: (sent[key], seconds[key], key))
         plan = best[chosen]
         rejected = tuple(
             _lost(key, best.get(key), value, seconds[chosen])
@@ -326,7 +339,8 @@ class Offer:
         because = f"of all possible exchanges this costs the slowest rank least: {chosen}"
         if chosen != cheapest:
             because = (
-                f"costs the slowest rank about as much as the cheapest, and sends fewer columns: {chosen}"
+                f"of exchanges that cost the slowest rank at most {TIE - 1:.0%} more than the cheapest this "
+                f"sends the fewest bytes: {chosen}"
             )
         plan = replace(plan, rejected=rejected, because=because, matrices=matrices_of(plan, problem))
         once, each = wire_bytes(plan, problem)
@@ -334,21 +348,6 @@ class Offer:
         choice = Choice(problem.layer, plan.mode, split if each or once else "rows alone", chosen, seconds,
                         plan, each, sum(once))  # fmt: skip
         return plan, choice
-
-    def _narrowest(self, seconds: Mapping[str, float], cheapest: str) -> str:
-        """Of the groups that cost about as much and exchange as often, the one that sends the fewest columns.
-
-        Where latency decides, prices of wide and narrow rows differ by less than a network does from one
-        minute to the next; narrow rows lose less where it turns out to be slower. The same on every rank.
-        """
-
-        def rows(key: str) -> tuple[tuple[str, ...], int]:
-            exchanged = [one for one in _exchanged(self.plans[key]) if one.phase != "once"]
-            return tuple(one.name for one in exchanged), sum(one.width for one in exchanged)
-
-        names, _ = rows(cheapest)
-        ties = [key for key in self.plans if seconds.get(key, math.inf) <= _TIE * seconds[cheapest]]
-        return min((k for k in ties if rows(k)[0] == names), key=lambda k: (rows(k)[1], seconds[k], k))
 
 
 def offer(problem: Problem, link: Link, split: str | None = None) -> Offer:
@@ -364,7 +363,7 @@ def offer(problem: Problem, link: Link, split: str | None = None) -> Offer:
 
 
 def slowest(prices: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The largest price of each group that every rank has a price for."""
+    """The largest of each group's prices, or bytes, for groups that every rank has one for."""
     common = [key for key in prices[0] if all(key in other for other in prices)]
     if not common:
         raise PlanError(
@@ -379,18 +378,18 @@ def choose_over_ranks(
     """The cheapest plan all ranks can take part in; prices are those of the slowest rank.
 
     Ranks plan for their own nodes and machines. They must agree on what is sent and when: plans are grouped
-    by that, every rank gives the price of its best plan of each group, and the group whose largest price is
-    smallest is chosen.
+    by that, every rank gives the price of its best plan of each group and the bytes it sends, and the group
+    whose largest price is smallest is chosen, or one that is about as cheap and sends less.
     """
     own = offer(problem, link, split)
-    return own.settled(agree(own.prices))
+    return own.settled(agree(own.prices), agree(own.sent))
 
 
 def choices_of_ranks(problems: Sequence[Problem], link: Link, split: str | None = None) -> tuple[Choice, ...]:
     """What all ranks would choose together, computed in one process from the problem of each."""
     offers = [offer(problem, link, split) for problem in problems]
-    seconds = slowest([one.prices for one in offers])
-    return tuple(one.settled(seconds)[1] for one in offers)
+    seconds, sent = (slowest(said) for said in ([o.prices for o in offers], [o.sent for o in offers]))
+    return tuple(one.settled(seconds, sent)[1] for one in offers)
 
 
 def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dict[str, float]:

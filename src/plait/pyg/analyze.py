@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from plait.analysis.analysis import Analysis, Options, analyse, check_workers, halo_of, memory_of
+from plait.analysis.analysis import Analysis, Options, analyse, check_workers, cores_of, halo_of, memory_of
 from plait.analysis.growth import check_batches, fanouts_of
 from plait.analysis.layers import layers_of
 from plait.analysis.models import HEADS, HIDDEN, assumed, layers_by_name
-from plait.analysis.network import Network, network_of
+from plait.analysis.network import Network, network_in_use
 from plait.analysis.shards import SPLITS, Shards
 from plait.analysis.statistics import Statistics
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import has_metis, metis
 from plait.kernels import launch
+from plait.kernels.compiled import cache_folder
 from plait.plan.exchange import Link
 from plait.plan.plan import Plan
 from plait.pyg.batch import Batches
@@ -36,7 +37,7 @@ def analyze(
     model: nn.Module | str,
     data: Any,
     workers: int | Sequence[int] = 4,
-    network: Any = "10gbit",
+    network: Any = None,
     *,
     memory: float | str = "16GB",
     widths: Sequence[int] | None = None,
@@ -47,6 +48,7 @@ def analyze(
     fanouts: Sequence[int | None] | None = None,
     train_share: float | None = None,
     sharing: float = 1.0,
+    cores: float | None = None,
     mode: str = "training",
 ) -> Analysis:
     """What a model computes on a graph and which parallelisation strategy pays; the result prints itself.
@@ -54,13 +56,16 @@ def analyze(
     model: a PyG model, or the name of one of the paper's ("gcn", "gat", ...) together with `widths` (default:
         those of the features, 64, and the number of classes).
     data: a PyG Data, a plait Graph, or `Statistics(nodes, edges)` of a graph that is not in memory.
-    network: a name ("10gbit"), figures ("40gbit,10us"), (bytes per second, latency), or the result of
-        `distributed.wire.measure_network`, which includes the cost of a meeting of workers.
+    network: a name ("10gbit"), figures ("40gbit,10us"), (bytes per second, latency), the file of a record, or
+        the result of `distributed.wire.measure_network`, which includes the cost of a meeting of workers. The
+        default is, as for `plait.shard`, the one that `measure_network(keep=True)` kept, else 10gbit.
     partition: the owner of every node (default: by METIS, if pymetis is installed); it decides what an edge
         cut sends. For statistics give `halo` instead: remote rows divided by owned ones.
     batch_size, fanouts, train_share: of sampled mini-batches, and the share of the nodes that are seeds.
     sharing: how many times slower a worker computes while the others do; more than 1 where they share a
         machine (`distributed.wire.measure_sharing`).
+    cores: of one worker (default: the machine's, divided by the workers where `sharing` says that they share
+        it). Where training has none to spare, it waits for threads that answer other workers' requests.
     """
     statistics = _statistics(data)
     counts = check_workers(list(workers) if isinstance(workers, Sequence) else workers, statistics.nodes)
@@ -71,7 +76,7 @@ def analyze(
             f"sharing: {sharing!r}; give how many times slower a worker is, a number of at least 1"
         )
     check_batches(batch_size, fanouts or ())  # before batches are drawn and timed
-    linked, limit, machine = network_of(network), memory_of(memory), machine_in_use()
+    linked, limit, machine = network_in_use(network, cache_folder()), memory_of(memory), machine_in_use()
     notes: tuple[str, ...] = ()
     if isinstance(model, str):
         used, notes = (widths, ()) if widths else _widths_of(data)
@@ -101,6 +106,7 @@ def analyze(
         parameters=None if isinstance(model, str) else _parameters(model),
         threads=launch.num_threads(),
         sharing=sharing,
+        cores=cores_of(cores),
         shards=shards,
         **({} if isinstance(model, str) else _called(model, data, statistics, batch_size, fanouts, mode)),
         graphs=int(getattr(data, "num_graphs", 1) or 1),

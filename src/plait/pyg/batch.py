@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,15 +25,17 @@ from plait.pyg.compile import compile as compile_model
 from plait.pyg.edges import Demand, attach
 from plait.pyg.layered import Layered, can_be_layered
 from plait.pyg.layers.fused import layer_of
+from plait.runtime.aside import SETTLED_AFTER
 from plait.runtime.machine import machine_in_use
+from plait.runtime.session import Session
 
 __all__ = ["Batches"]
 
 _EACH, _SMALLER = 3, 16  # batches of either size; a small one has so many times fewer seeds
-# Turns before layers have settled on how to run, and turns that count: a layer that is tried in PyG too needs
-# 32 steps (runtime/aside.py), and until then every other block of steps is not what training will run.
-_FIRST, _TIMED = 11, 5
-_LONGEST_SECONDS = 1.5  # of the turns before: steps this long are not tried in PyG
+# Turns before layers have settled on how to run, and turns that count: until a layer that is tried in PyG too
+# is decided about (runtime/aside.py), every other block of steps is not what training will run.
+_FIRST, _TIMED = math.ceil(SETTLED_AFTER / _EACH), 5
+_LONGEST_SECONDS = 1.5  # of the turns before: with steps this long, plait's own are timed
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Batches:
                     return None
                 for batch in drawn[1:]:
                     step.seconds(self, batch, demand)
+            step.end_trials()
             took = [[step.seconds(self, batch, demand) for batch in drawn] for _ in range(_TIMED)]
         times: Any = np.array(took)
         small, whole = float(np.median(times[:, _EACH:])), float(np.median(times[:, :_EACH]))
@@ -124,6 +128,11 @@ class _Step:
         self.run = compile_model(Layered(model) if is_layered else model)
         learnt = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(learnt) if learnt and self.is_training else None
+
+    def end_trials(self) -> None:
+        """From now on no layer is tried in PyG: what was not decided yet is plait's."""
+        session: Session = self.run._plait_plan_session  # type: ignore[assignment]
+        session.aside.is_off = True
 
     def seconds(self, batches: Batches, batch: Batch, demand: Demand) -> float | None:
         call, attached = batches.with_graph(batch, demand)

@@ -20,13 +20,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["RESTS_AFTER", "Aside", "is_list_of_edges"]
+__all__ = ["RESTS_AFTER", "SETTLED_AFTER", "Aside", "is_list_of_edges"]
 
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
 # Consecutive steps by the same side; the first of them is not timed. Each change of side finds other code and
 # data in the caches: of blocks of 3 a step of 0.27 ms (SAGE on 20 nodes, either side) took PyG 0.31 ms.
 _BLOCK = 5
 _ROUNDS = 4  # blocks per side, where it is close
+# steps of a size by which it is decided who runs them: the last timed one ends with the step after it
+SETTLED_AFTER = _WARM_UP + 2 * _BLOCK * _ROUNDS + 1
 # If PyG takes this many times as long, one round is enough. A decision against plait needs all rounds: while
 # another program holds the cores, threads that wait for each other make any single round look slow.
 _CLEAR = 1.5
