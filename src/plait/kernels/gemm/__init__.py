@@ -20,8 +20,10 @@ __all__ = [
 
 # a multiple of every block height; small enough to balance, large enough to amortise the claim
 _PIECE_ROWS = 192
-# multiply-adds (some 20 us of one core) under which waking a second thread does not pay
-SERIAL_BELOW = 1 << 20
+# multiply-adds (3 to 7 us of one core) under which a second thread does not pay: between two steps of a loop
+# OpenMP's threads spin, and such a one starts within 1.3 us
+SERIAL_BELOW = 1 << 18
+_FEW_CHUNKS, _CHUNK_WORK = 4, 1 << 19  # parts of a weight gradient of few rows, the least work of each
 _NARROW_BYTES = 64  # of a row in the narrowest tile, which takes as long with fewer columns
 _FEW_SUMMED = 1 << 20  # numbers of which torch adds up the columns faster
 # partial sums up to this size are added up by the last thread: starting torch's threads takes longer
@@ -82,6 +84,11 @@ def transposed_chunks(rows: int, height: int, width: int) -> int:
     return int(min(by_rows, by_memory, 32))
 
 
+def _few_chunks(work: int) -> int:
+    """Chunks of a product of few rows, by its multiply-adds: enough of them for a second thread."""
+    return min(_FEW_CHUNKS, work // _CHUNK_WORK)
+
+
 def weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """left.T @ right; vector lanes run over the wider operand."""
     if left.shape[1] > right.shape[1]:
@@ -100,7 +107,7 @@ def gemm_transposed(
     """
     rows, height = left.shape
     width = right.shape[1]
-    chunks = transposed_chunks(rows, height, width)
+    chunks = max(transposed_chunks(rows, height, width), _few_chunks(rows * height * width))
     made = torch.empty(height, width, dtype=left.dtype)
     partial = made if chunks == 1 else _partial(chunks * height, width, left.dtype, take)
     address, dtype = _transposed_address(float_bits("left", left), 4), left.dtype
