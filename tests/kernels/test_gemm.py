@@ -45,6 +45,8 @@ def test_products_equal_the_reference(shape: tuple[int, int, int], dtype: torch.
     accumulated = addend.clone()
     k.gemm(x, w.t().contiguous().t(), accumulated, addend=accumulated, bias=bias)
     np.testing.assert_allclose(accumulated.numpy(), expected, atol=TOLERANCE[dtype])
+    k.gemm(x, w.t().contiguous(), out, addend=addend, bias=bias, is_turned=True)
+    np.testing.assert_allclose(out.numpy(), expected, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -12,6 +12,7 @@ from plait.kernels import launch
 from plait.kernels.compiled import stored
 from plait.kernels.gemm import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
+from plait.kernels.turned import read_turned
 
 __all__ = [
     "SERIAL_BELOW", "block_height", "column_sums", "gemm", "gemm_transposed", "transposed_chunks",
@@ -43,12 +44,13 @@ def gemm(
     *,
     addend: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    is_turned: bool = False,
 ) -> torch.Tensor:
     """out[N, M] = x[N, K] @ w[K, M] + addend[N, M] + bias[M]; addend may be `out` itself (accumulate).
 
-    float32 or float64, one dtype for all.
+    float32 or float64, one dtype for all. `is_turned`: w is handed in as [M, K], as PyG's weights are stored.
     """
-    (rows, inner), (height, width) = x.shape, w.shape
+    (rows, inner), (height, width) = x.shape, reversed(w.shape) if is_turned else w.shape
     if inner != height:
         raise InputError(f"x has {inner} columns, w {height} rows; check the widths of x and the layer")
     dtype = x.dtype
@@ -57,7 +59,8 @@ def gemm(
     words = at.words()
     words[at.rows], words[at.inner], words[at.width], words[at.piece_rows] = rows, inner, width, _PIECE_ROWS
     x = read_rows(words, at.x, "x", x, dtype, rows, inner)
-    w = read_rows(words, at.w, "w", w, dtype, inner, width)
+    read_w = read_turned if is_turned else read_rows
+    w = read_w(words, at.w, "w", w, dtype, inner, width)
     write_rows(words, at.out, "out", out, dtype, rows, width)
     words[at.addend] = words[at.addend_row] = words[at.bias] = 0
     if addend is not None:
