@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from plait.kernels import gemm as k
+from plait.kernels.arguments import Arguments
 from plait.kernels.gemm import column_sums, reference
 
 SHAPES = [
@@ -42,6 +45,8 @@ def test_products_equal_the_reference(shape: tuple[int, int, int], dtype: torch.
     accumulated = addend.clone()
     k.gemm(x, w.t().contiguous().t(), accumulated, addend=accumulated, bias=bias)
     np.testing.assert_allclose(accumulated.numpy(), expected, atol=TOLERANCE[dtype])
+    k.gemm(x, w.t().contiguous(), out, addend=addend, bias=bias, is_turned=True)
+    np.testing.assert_allclose(out.numpy(), expected, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -58,17 +63,37 @@ def test_weight_gradient_equals_the_reference(shape: tuple[int, int, int], dtype
     np.testing.assert_allclose(out.numpy(), expected, atol=TOLERANCE[dtype] * 10)
 
 
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
-    left, right = dense(0, 9000, 20, torch.float32), dense(1, 9000, 30, torch.float32)
+@pytest.mark.parametrize("rows", [900, 9000])
+def test_bits_do_not_depend_on_the_number_of_threads(rows: int) -> None:
+    left, right = dense(0, rows, 40, torch.float32), dense(1, rows, 30, torch.float32)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = k.gemm_transposed(left, right), k.gemm(left, right[:20], torch.empty(9000, 30))
+        alone = k.gemm_transposed(left, right), k.gemm(left, right[:40], torch.empty(rows, 30))
         torch.set_num_threads(2)
-        both = k.gemm_transposed(left, right), k.gemm(left, right[:20], torch.empty(9000, 30))
+        both = k.gemm_transposed(left, right), k.gemm(left, right[:40], torch.empty(rows, 30))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(alone, both, strict=True))
+
+
+def test_a_weight_gradient_of_few_rows_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = dense(0, 1000, 64, torch.float32), dense(1, 1000, 64, torch.float32)
+    run, seen = Arguments.run, []
+
+    def watched(self: Arguments, address: int, words: Any, threads: int) -> None:
+        seen.append((words[self.chunks], threads))
+        run(self, address, words, threads)
+
+    monkeypatch.setattr(Arguments, "run", watched)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        made = k.gemm_transposed(left, right)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [(4, 2)]
+    torch.testing.assert_close(made, left.t() @ right, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5000, 33), (4096, 32), (20000, 8), (9000, 130)])

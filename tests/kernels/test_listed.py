@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from plait.errors import InputError
+from plait.kernels.arguments import Arguments
 from plait.kernels.listed import LOOPS, SCALES, cpu, entries, listed_sum
 from plait.kernels.listed.reference import dense_matrix
 
@@ -94,6 +96,32 @@ def test_threads_do_not_change_a_bit(width: int, is_grouped: bool) -> None:
     assert torch.equal(sums[0], sums[2])
     dense = dense_matrix(edge_index, None, (400, 400), "remaining", 1.0, "symmetric").float()
     torch.testing.assert_close(sums[0], dense @ x + 0.5 * x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 16, 24, 32, 33, 40, 48, 100, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_two_threads_write_to_one_line_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, width: int, dtype: torch.dtype
+) -> None:
+    edge_index, x = torch.randint(0, 400, (2, 90_000)), torch.randn(400, width, dtype=dtype)
+    found, run, seen = entries(edge_index, None, (400, 400), x), Arguments.run, []
+    assert found is not None
+
+    def watched(self: Arguments, address: int, words: Any, threads: int) -> None:
+        seen.append((words[self.columns] * dtype.itemsize, words[self.out_row], words[self.pieces], threads))
+        run(self, address, words, threads)
+
+    monkeypatch.setattr(Arguments, "run", watched)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        listed_sum(found, x)
+    finally:
+        torch.set_num_threads(before)
+    ((piece, row, pieces, threads),) = seen
+    assert pieces * piece >= row
+    assert pieces == 1 or (piece % 64 == 0 and row % 64 == 0)
+    assert threads == (2 if width * dtype.itemsize % 64 == 0 and width * dtype.itemsize > 64 else 1)
 
 
 @pytest.mark.parametrize("is_grouped", [False, True])

@@ -59,6 +59,16 @@ def test_a_matrix_is_read_as_it_is_whatever_its_strides(name: str) -> None:
     np.testing.assert_array_equal(rows_at(block, N, 1), column.resolve_neg().numpy())
 
 
+def test_a_single_number_is_read_with_its_sign() -> None:
+    one, block = torch.complex(torch.ones(1, 1), torch.ones(1, 1)).conj().imag, words()
+    assert one.is_contiguous()
+    rows = read_rows(block, 0, "x", one, F32, 1, 1)
+    assert ctypes.c_float.from_address(block[0]).value == -1.0
+    flat = read_flat(block, 0, "bias", one[0], F32, 1)
+    assert ctypes.c_float.from_address(block[0]).value == -1.0
+    del rows, flat
+
+
 @pytest.mark.parametrize("name", ["as it comes", "every other row", "window", "one row", "overlapping"])
 def test_rows_that_are_whole_are_not_copied(name: str) -> None:
     x = LYING[name](torch.randn(N, WIDTH))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from plait.kernels.turned import Turned
+from plait.errors import InputError
+from plait.kernels.turned import Turned, read_turned
 
 
 def words() -> ctypes.Array[ctypes.c_int64]:
@@ -72,3 +73,30 @@ def test_threads_do_not_share_the_memory() -> None:
     for thread in threads:
         thread.join()
     assert len({*places}) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 16), (16, 7), (1, 9), (9, 1), (64, 40)])
+def test_a_transpose_is_read_however_the_matrix_lies(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    rows, width = shape
+    numbers = torch.complex64 if dtype.itemsize == 4 else torch.complex128
+    for stored in (
+        torch.randn(width, rows, dtype=dtype),
+        torch.randn(rows, width, dtype=dtype).t(),
+        torch.randn(width, 2 * rows, dtype=dtype)[:, ::2],
+        torch.randn(1, rows, dtype=dtype).expand(width, rows),
+        torch.randn(width, rows, dtype=numbers).conj().imag,
+    ):
+        block, made = words(), torch.empty(rows, width, dtype=dtype)
+        held = read_turned(block, 1, "w", stored, dtype, rows, width)
+        for i in range(rows):
+            ctypes.memmove(made[i].data_ptr(), block[1] + i * block[2], width * dtype.itemsize)
+        assert torch.equal(made, stored.t())
+        del held
+
+
+def test_a_transpose_that_does_not_fit_is_refused() -> None:
+    stored = torch.randn(3, 4)
+    for wrong in (stored.double(), stored.to("meta"), torch.randn(4, 3), stored[:2]):
+        with pytest.raises(InputError, match="w: "):
+            read_turned(words(), 0, "w", wrong, torch.float32, 4, 3)

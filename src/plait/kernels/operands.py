@@ -61,7 +61,8 @@ def read_rows(
         raise _misshapen(name, tensor, f"[{rows}{' or more' if may_be_longer else ''}, {width}]")
     stride = width
     try:
-        if not tensor.is_contiguous():
+        # of tensors whose sign is still to be turned (z.conj().imag) only a single number is contiguous
+        if not tensor.is_contiguous() or (rows * width == 1 and tensor.is_neg()):
             tensor, stride = _with_whole_rows(tensor)
         address = tensor.data_ptr()
     except RuntimeError as error:
@@ -105,7 +106,7 @@ def read_flat(words: Words, at: int, name: str, tensor: Given, dtype: torch.dtyp
     if tensor.numel() != count:
         raise _misshapen(name, tensor, f"{count} elements")
     try:
-        if not tensor.is_contiguous():
+        if not tensor.is_contiguous() or (count == 1 and tensor.is_neg()):
             tensor = tensor.resolve_neg().contiguous()
         address = tensor.data_ptr()
     except RuntimeError as error:

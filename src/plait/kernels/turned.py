@@ -14,9 +14,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.graph.compiled import compiled
-from plait.kernels.operands import Words
+from plait.kernels.operands import Words, read_rows
 
-__all__ = ["MOST_TURNED", "Turned"]
+__all__ = ["MOST_TURNED", "Turned", "read_turned"]
 
 MOST_TURNED = 1 << 11  # elements: of 4,096 torch's copy takes as long (one core)
 
@@ -42,6 +42,44 @@ class Turned(threading.local):
         self._turn(source, self._address, self._width, self._rows)
         words[self._at], words[self._at + 1] = self._address, self._between
         return True
+
+
+class _Scratch(threading.local):
+    """Room for the one weight of a product, of either type."""
+
+    def __init__(self) -> None:
+        self.made = torch.empty(MOST_TURNED, dtype=torch.float64)
+        self.address = self.made.data_ptr()
+
+
+_scratch = _Scratch()
+
+
+def read_turned(
+    words: Words, at: int, name: str, stored: torch.Tensor, dtype: torch.dtype, rows: int, width: int
+) -> torch.Tensor:
+    """As `read_rows`, of the transpose of a matrix stored [width, rows]: a small one is turned here.
+
+    It is valid until the thread's next call: a kernel has one such operand.
+    """
+    is_small = rows * width <= MOST_TURNED and stored.shape == (width, rows)
+    if is_small and stored.dtype is dtype and stored.is_cpu and stored.is_contiguous():
+        source = _address(stored)
+        if source:
+            (_turn_4 if dtype.itemsize == 4 else _turn_8)(source, _scratch.address, width, rows)
+            words[at], words[at + 1] = _scratch.address, width * dtype.itemsize
+            return stored
+    return read_rows(words, at, name, stored.t(), dtype, rows, width)
+
+
+def _address(stored: torch.Tensor) -> int:
+    """Where a contiguous matrix lies; 0 where its sign is still to be turned or it has no memory."""
+    if stored.numel() == 1 and stored.is_neg():
+        return 0
+    try:
+        return stored.data_ptr()
+    except RuntimeError:  # a transform's
+        return 0
 
 
 def _mover(size: int) -> Any:

@@ -80,6 +80,7 @@ class Seat:
     written: dict[bool, Layer] = field(default_factory=dict)  # of fused layers, found to be unmodified
     found: Layer | None = None  # the one of them that the current call found unchanged
     repeated: dict[bool, Any] = field(default_factory=dict)  # see pyg/repeated.py; with and without gradients
+    listed: dict[bool, Any] = field(default_factory=dict)  # see pyg/relisted.py; the same
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
         """The record of a layer, if the layer has not changed since it was lowered; else None."""

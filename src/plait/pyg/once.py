@@ -21,7 +21,7 @@ from plait.pyg.recall import EDGES_PLACE, WEIGHT_PLACE, Layer
 from plait.runtime.listed import Listed, program_of
 from plait.runtime.session import Session
 
-__all__ = ["Once", "once", "once_weighted"]
+__all__ = ["How", "Once", "matrix_of", "once", "once_weighted"]
 
 # Edges times columns up to which the pass over the list, which no second thread shares, takes no longer than
 # sorting and a sum by rows: 120,000 edges and 32 columns are one and the other.
@@ -38,7 +38,7 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class How:
     """What a layer does on an edge list, found once: even a property or a hash at every call would cost."""
 
     lowered: Lowered
@@ -59,7 +59,7 @@ class Once:
     """A call on listed edges; `planned` gives what runs expressions that are not evaluated so."""
 
     known: Layer
-    how: _How
+    how: How
     matrix: Listed
     planned: Callable[[], Apply]
 
@@ -90,24 +90,35 @@ def once(
 
     `key` recognises the call (`call_key`), so `weight` needs no gradient.
     """
-    if not known.may_be_listed or not session.lists_edges() or not _fits(x, edges, weight):
-        return None
     how = _how(known, module, weight is not None)
     if how is None:
         return None
+    matrix = matrix_of(session, known, how, x, edges, weight, key[EDGES_PLACE], key[WEIGHT_PLACE])
+    return None if matrix is None else Once(known, how, matrix, planned)
+
+
+def matrix_of(
+    session: Session, known: Layer, how: How, x: Tensor, edges: Tensor, weight: Tensor | None,
+    edges_key: tuple[Any, ...], weight_key: tuple[Any, ...] | None,
+) -> Listed | None:  # fmt: skip
+    """The layer's matrix on a graph that was not seen before, by the identities of edges and weights.
+
+    None: the graph has to be planned for.
+    """
+    if not known.may_be_listed or not session.lists_edges() or not _fits(x, edges, weight):
+        return None
     count = x.shape[0]
-    graph = (*key[EDGES_PLACE], count, count, False)
-    if not known.may_be_listed or graph in session.edges or session.has_sparse_view(x):
+    graph = (*edges_key, count, count, False)
+    if graph in session.edges or session.has_sparse_view(x):
         return None
     listing = session.listings.of(graph, edges, session.num_calls)
     if listing is None:
         return None
-    place = (how.operator, x.dtype, key[WEIGHT_PLACE])
+    place = (how.operator, x.dtype, weight_key)
     matrix = listing.matrix(place, lambda: _made(session, how.lowered.operator, edges, weight, x))
-    if matrix is None:
-        return None
-    session.say_listed()
-    return Once(known, how, matrix, planned)
+    if matrix is not None:
+        session.say_listed()
+    return matrix
 
 
 def once_weighted(
@@ -130,14 +141,14 @@ def once_weighted(
     return None if matrix is None else Once(known, how, matrix, planned)
 
 
-def _how(known: Layer, module: Any, is_weighted: bool) -> _How | None:
+def _how(known: Layer, module: Any, is_weighted: bool) -> How | None:
     """What the layer does on an edge list; None where it was not planned yet or does not support it."""
-    how: _How | None = known.listed.get(is_weighted)
+    how: How | None = known.listed.get(is_weighted)
     if how is None:
         lowered = known.lowered.get(_CALLS[is_weighted])
         if lowered is None:
             return None
-        how = known.listed[is_weighted] = _How(lowered, _number(lowered.operator), lowered.operator.diagonals)
+        how = known.listed[is_weighted] = How(lowered, _number(lowered.operator), lowered.operator.diagonals)
         known.may_be_listed = _is_listed(lowered, module)
     return how
 

@@ -31,6 +31,7 @@ from plait.pyg.once import Once, once
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.prepared import Prepared, argument_names, cache_of, prepared
 from plait.pyg.recall import Layer, call_key
+from plait.pyg.relisted import note_listed, relisted
 from plait.pyg.repeated import note, note_ready, repeated
 from plait.runtime import expressions
 from plait.runtime.again import now
@@ -176,6 +177,7 @@ def _forward(
         return session.over_ranks(module, seats, here, argument_names(layer), args, kwargs)  # type: ignore[arg-type]
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # asked at every call
         out = repeated(seats, module, args, kwargs)
+        out = relisted(seats, module, args, kwargs) if out is None else out
         return out if out is not None else _here(layer, original, module, seats, args, kwargs)
     before, now.call = now.call, called(seats, module)
     try:
@@ -276,6 +278,7 @@ def _run(
         if known is not None and key is not None:
             listed = _listed(layer, module, seat, known, key, args, kwargs, given, weight)
             if listed is not None:
+                note_listed(seat, known, listed, args, kwargs)
                 session.not_planned.pop(seat.name, None)
                 return listed(module, args[0])
         run = prepared(layer, module, seat, args, kwargs, known)

@@ -27,7 +27,7 @@ from plait.runtime.again import now
 from plait.runtime.expressions import may_recall
 from plait.runtime.identity import counts_writes, identity, is_identical
 
-__all__ = ["Repeated", "note", "note_ready", "repeated"]
+__all__ = ["Repeated", "are_like", "may_be_changed", "note", "note_ready", "repeated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ def repeated(seats: Seats, module: Any, args: tuple[Any, ...], kwargs: Mapping[s
     run = last.run()
     if run is None or x.shape != last.shape or x.dtype is not last.dtype or _is_looked_at(seats, last):
         return None
-    if not _has_its_weight(last, args, kwargs) or (last.size[0] and _may_be_changed(seats, seat, x)):
+    if not _has_its_weight(last, args, kwargs) or (last.size[0] and may_be_changed(seats, seat, x)):
         return None
     layer = last.layer
     if not layer.is_as_it_was(module) or not is_identical(edges, last.edges_identity):
         return None
     session = seats.session
-    if not may_recall(session, run.edges) or not _are_like(layer.parameters, x.dtype):
+    if not may_recall(session, run.edges) or not are_like(layer.parameters, x.dtype):
         return None
     if isinstance(run, Ready):
         _note_planned(seats, seat, run)
@@ -144,14 +144,14 @@ def _has_its_weight(last: Repeated, args: tuple[Any, ...], kwargs: Mapping[str, 
     return is_identical(weight, last.weight_identity)
 
 
-def _may_be_changed(seats: Seats, seat: Seat, x: Tensor) -> bool:
+def may_be_changed(seats: Seats, seat: Seat, x: Tensor) -> bool:
     """Whether x may be written to before the backward pass, or without being counted."""
     if seat.given or not counts_writes(x):
         return True
     return seat.is_overwritten is not False and x is not seats.session.constant_input()
 
 
-def _are_like(parameters: list[torch.nn.Parameter], dtype: torch.dtype) -> bool:
+def are_like(parameters: list[torch.nn.Parameter], dtype: torch.dtype) -> bool:
     """Whether parameters lie on the CPU and are of this type: `.to()` may change that in place."""
     for parameter in parameters:  # noqa: SIM110  a generator takes longer, at every call of a layer
         if parameter.dtype is not dtype or not parameter.is_cpu:

@@ -79,7 +79,35 @@ def is_identical(tensor: Tensor, known: tuple[Any, ...], samples: int = _FEW_SAM
                 and tensor.untyped_storage()._cdata == known[1]
                 and (_sampled(address, size // _WORD, samples) if size else 0) == known[6]
             )
+    elif type(tensor) is Tensor and tensor.layout is torch.sparse_csr and tensor.is_cpu:
+        return _is_identical_csr(tensor, known, samples)
     return identity(tensor, samples) == known
+
+
+def _is_identical_csr(tensor: Tensor, known: tuple[Any, ...], samples: int) -> bool:
+    """The same of a CSR matrix on a CPU: its parts are compared one by one, without their identities made."""
+    if tensor.shape != known[1]:
+        return False
+    at = 2
+    for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()):
+        address, size = part.data_ptr(), part.nbytes
+        if not address or not size or not part.is_contiguous() or part.is_inference():
+            return identity(tensor, samples) == known
+        if (
+            address != known[at + 1]
+            or part._version != known[at + 2]
+            or part.shape != known[at + 3]
+            or part.stride() != known[at + 4]
+            or part.untyped_storage()._cdata != known[at]
+        ):
+            return False
+        seen: Any = _sampled(address, size // _WORD, samples) if size >= _WORD else 0
+        if rest := size % _WORD:
+            seen = (seen, ctypes.string_at(address + size - rest, rest))
+        if seen != known[at + 5]:
+            return False
+        at += 6
+    return True
 
 
 def counts_writes(tensor: Tensor) -> bool:

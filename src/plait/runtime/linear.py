@@ -208,14 +208,16 @@ def _gemm(b: Binding, step: Step, owns: bool) -> Bound:
     stored_name = turned(w_name)
 
     def run(env: Env) -> torch.Tensor:
-        x, bias = env[x_name], env.get(bias_name)
+        x, bias, stored = env[x_name], env.get(bias_name), env.get(stored_name)
         if is_alone and not isinstance(x, SparseValue):
-            stored = env.get(stored_name)
-            stored = env[w_name].t() if stored is None else stored  # as PyG's weights lie
-            if x.numel() * stored.shape[0] <= _SMALL_PRODUCT:
-                return torch.nn.functional.linear(x, stored, bias)
-        w = env[w_name]
+            turned_w = env[w_name].t() if stored is None else stored  # as PyG's weights lie
+            if x.numel() * turned_w.shape[0] <= _SMALL_PRODUCT:
+                return torch.nn.functional.linear(x, turned_w, bias)
         addend: Any = env[addend_name] if addend_name else None
+        if stored is not None and not is_torch and not isinstance(x, SparseValue) and w_name not in env:
+            out = addend if owns else b.room(env, step.out, x.shape[0], stored.shape[0], x)
+            return dense.gemm(x, stored, out, addend=addend, bias=bias, is_turned=True)
+        w = env[w_name]
         if isinstance(x, SparseValue) and not is_finite(w):
             x = x.to_dense()  # 0 * NaN is NaN
         if isinstance(x, SparseValue):

@@ -332,7 +332,8 @@ def is_large(x: Tensor, weight: Tensor) -> bool:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:
     """x @ weight.T + bias + addend."""
     if is_large(x, weight):
-        return dense.gemm(x, weight.t(), x.new_empty(x.shape[0], weight.shape[0]), bias=bias, addend=addend)
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        return dense.gemm(x, weight, out, bias=bias, addend=addend, is_turned=True)
     if addend is None:
         return functional.linear(x, weight, bias)
     made = torch.addmm(addend, x, weight.t())

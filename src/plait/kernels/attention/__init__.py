@@ -25,6 +25,7 @@ __all__ = [
 MOST_HEADS = 16
 _SERIAL_BELOW = 1 << 16  # edges times columns; a score costs several multiply-adds
 _PIECE_ROWS = 512
+_FEW_DOTS = 1 << 14  # numbers (5 us of one core) under which a second thread does not pay, see kernels/gemm
 # Columns of a head that have float32 kernels of their own: short rows spend more on loops of unknown length
 # than on the sums inside them. In float64, which checks rather than trains, compiling them would not pay.
 _FIXED_WIDTHS = (8, 16, 32, 64)
@@ -367,6 +368,5 @@ def output_dots(
         read_flat(words, at.bias, "bias", bias, dtype, columns),
     )
     write_flat(words, at.out, "statistics", statistics, dtype, rows * 4 * lanes)
-    threads = launch.num_threads() if rows * columns > 1 << 18 else 1
-    at.run(_dots_address(bits), words, threads)
+    at.run(_dots_address(bits), words, launch.num_threads() if rows * columns > _FEW_DOTS else 1)
     del held

@@ -26,8 +26,8 @@ __all__ = [
 
 MOST_PRODUCTS, MOST_SUMS = cpu.MOST_PRODUCTS, cpu.MOST_SUMS
 
-# multiply-adds (some 20 us of one core) under which waking a second thread does not pay
-_SERIAL_BELOW = 1 << 20
+# multiply-adds under which a second thread does not pay, see kernels/gemm
+_SERIAL_BELOW = 1 << 18
 # bytes of the block's rows and other rows of the chain: they stay in the second-level cache of a core
 _BLOCK_BYTES = 128 << 10
 _LEAST_ROWS, _MOST_ROWS = 16, 128

@@ -12,6 +12,7 @@ from plait.kernels import launch
 from plait.kernels.compiled import stored
 from plait.kernels.gemm import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
+from plait.kernels.turned import read_turned
 
 __all__ = [
     "SERIAL_BELOW", "block_height", "column_sums", "gemm", "gemm_transposed", "transposed_chunks",
@@ -20,8 +21,10 @@ __all__ = [
 
 # a multiple of every block height; small enough to balance, large enough to amortise the claim
 _PIECE_ROWS = 192
-# multiply-adds (some 20 us of one core) under which waking a second thread does not pay
-SERIAL_BELOW = 1 << 20
+# multiply-adds (3 to 7 us of one core) under which a second thread does not pay: between two steps of a loop
+# OpenMP's threads spin, and such a one starts within 1.3 us
+SERIAL_BELOW = 1 << 18
+_FEW_CHUNKS, _CHUNK_WORK = 4, 1 << 19  # parts of a weight gradient of few rows, the least work of each
 _NARROW_BYTES = 64  # of a row in the narrowest tile, which takes as long with fewer columns
 _FEW_SUMMED = 1 << 20  # numbers of which torch adds up the columns faster
 # partial sums up to this size are added up by the last thread: starting torch's threads takes longer
@@ -41,12 +44,13 @@ def gemm(
     *,
     addend: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    is_turned: bool = False,
 ) -> torch.Tensor:
     """out[N, M] = x[N, K] @ w[K, M] + addend[N, M] + bias[M]; addend may be `out` itself (accumulate).
 
-    float32 or float64, one dtype for all.
+    float32 or float64, one dtype for all. `is_turned`: w is handed in as [M, K], as PyG's weights are stored.
     """
-    (rows, inner), (height, width) = x.shape, w.shape
+    (rows, inner), (height, width) = x.shape, reversed(w.shape) if is_turned else w.shape
     if inner != height:
         raise InputError(f"x has {inner} columns, w {height} rows; check the widths of x and the layer")
     dtype = x.dtype
@@ -55,7 +59,8 @@ def gemm(
     words = at.words()
     words[at.rows], words[at.inner], words[at.width], words[at.piece_rows] = rows, inner, width, _PIECE_ROWS
     x = read_rows(words, at.x, "x", x, dtype, rows, inner)
-    w = read_rows(words, at.w, "w", w, dtype, inner, width)
+    read_w = read_turned if is_turned else read_rows
+    w = read_w(words, at.w, "w", w, dtype, inner, width)
     write_rows(words, at.out, "out", out, dtype, rows, width)
     words[at.addend] = words[at.addend_row] = words[at.bias] = 0
     if addend is not None:
@@ -82,6 +87,11 @@ def transposed_chunks(rows: int, height: int, width: int) -> int:
     return int(min(by_rows, by_memory, 32))
 
 
+def _few_chunks(work: int) -> int:
+    """Chunks of a product of few rows, by its multiply-adds: enough of them for a second thread."""
+    return min(_FEW_CHUNKS, work // _CHUNK_WORK)
+
+
 def weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """left.T @ right; vector lanes run over the wider operand."""
     if left.shape[1] > right.shape[1]:
@@ -100,7 +110,7 @@ def gemm_transposed(
     """
     rows, height = left.shape
     width = right.shape[1]
-    chunks = transposed_chunks(rows, height, width)
+    chunks = max(transposed_chunks(rows, height, width), _few_chunks(rows * height * width))
     made = torch.empty(height, width, dtype=left.dtype)
     partial = made if chunks == 1 else _partial(chunks * height, width, left.dtype, take)
     address, dtype = _transposed_address(float_bits("left", left), 4), left.dtype

@@ -20,8 +20,8 @@ __all__ = [
     "sum_threads", "weight_gradient",
 ]  # fmt: skip
 
-# multiply-adds (some 30 us of one core) under which waking a second thread does not pay
-_SERIAL_BELOW = 1 << 19
+# multiply-adds (some 6 us of one core) under which a second thread does not pay, see kernels/gemm
+_SERIAL_BELOW = 1 << 18
 _EDGE_COST = 32  # columns an edge costs besides those it adds
 _PIECE_COST = 1 << 13  # edges (a row counts as 4) in one piece of work
 _FEW_PIECES, _LEAST_COST = 16, 1 << 10  # a small graph is cut finer: two pieces wait for the slower thread
