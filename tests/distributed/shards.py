@@ -3,6 +3,7 @@ everything once."""
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import socket
@@ -25,6 +26,7 @@ from torch_geometric.nn import (
     ChebConv,
     GatedGraphConv,
     GCNConv,
+    GINConv,
     GraphNorm,
     GraphSAGE,
     LayerNorm,
@@ -216,6 +218,72 @@ def border_first(rank: int, size: int, folder: Path) -> None:
         assert over.counters.bytes_out == over.plan.bytes_once + 3 * over.plan.bytes_per_step, name
 
 
+class Plain(nn.Module):
+    """Row-wise functions after every layer, of which some rows are known before the halo is here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.last = GCNConv(12, 16), SAGEConv(16, 16), GINConv(nn.Linear(16, 16))
+        self.head, self.unread = nn.Linear(16, 4), SAGEConv(16, 16)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        x = self.first(x, edge_index).relu()
+        x = x + functional.layer_norm(self.again(x, edge_index), (16,)).tanh()
+        self.unread(x, edge_index)
+        return self.head(functional.dropout(self.last(x, edge_index), 0.0, self.training).relu_())
+
+
+def halves(rank: int, size: int, folder: Path) -> None:
+    """Rows without remote neighbours go on before the halo is here: the same losses, bytes of the plan."""
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "gcn": lambda: GCN(12, 16, 3, 4), "sage": lambda: GraphSAGE(12, 16, 3, 4),
+        "gin": lambda: GIN(12, 16, 3, 4), "plain": Plain,
+    }  # fmt: skip
+    for name, make in makers.items():
+        data, found = graph(seed=1), []
+        for _ in range(2):
+            losses, over = sharded(make, data, SINGLE_STEPS, network="1mbit", split="nodes, overlapped")
+            found.append(losses)
+            assert any(choice.halves for choice in over.plan.choices.values()), name
+            planned = over.plan.bytes_once + SINGLE_STEPS * over.plan.bytes_per_step
+            # gradients of what nobody reads are not sent
+            assert over.counters.bytes_out == planned or name == "plain", name
+        assert found[0] == found[1], name  # to the bit
+        close(found[0], alone(make, data, SINGLE_STEPS))
+        with torch.no_grad():
+            rows = over.gather(_called(over.eval(), over.data))
+            np.testing.assert_allclose(rows, over.module(data.x, data.edge_index), atol=1e-3)
+    assert "go on before the halo is here" in str(over.plan)
+
+
+def losses_by_halves(rank: int, size: int, folder: Path) -> None:
+    """A loss of some rows now and of the others later is that of all; a rank may have no such rows."""
+    data = graph(seed=2)
+    data.few, data.scores = (
+        torch.arange(240) == 7,
+        torch.randn(240, 4, generator=torch.Generator().manual_seed(3)),
+    )
+    model = GIN(12, 16, 2, 4)
+    other = copy.deepcopy(model)  # gradients of what is sharded are summed over ranks, whoever calls it
+    over = plait.shard(model, data, network="1mbit", split="nodes, overlapped")
+    other.load_state_dict(model.state_dict())
+    for mask in (None, "train_mask", "few"):
+        for function, target in ((functional.cross_entropy, "y"), (functional.mse_loss, "scores")):
+            found = []
+            for call, given in ((over, over.data), (other, data)):
+                call.zero_grad()
+                out, wanted = call(given.x, given.edge_index), given[target]
+                chosen = None if mask is None else given[mask]
+                if call is over:
+                    loss = over.loss(function, out, wanted, chosen)
+                else:
+                    loss = function(*(v if chosen is None else v[chosen] for v in (out, wanted)))
+                loss.backward()
+                total = over.total(loss) if call is over else loss.detach()
+                found.append([total, *(p.grad.clone() for p in call.parameters())])
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 def odd(rank: int, size: int, folder: Path) -> None:
     """A hub, a rank without edges, a rank without nodes or training nodes, no edges at all."""
     hub = graph(40, 60)
@@ -291,8 +359,8 @@ def own_part(rank: int, size: int, folder: Path) -> None:
 
 # rounding grows with the ranks, everything else that can go wrong between four of them does between two
 EVERYTHING = {
-    2: (parity, ways, border_first, odd, accumulated, folder_of_parts, own_part),
-    4: (parity, single_precision),
+    2: (parity, ways, border_first, halves, losses_by_halves, odd, accumulated, folder_of_parts, own_part),
+    4: (parity, single_precision, halves),
 }
 
 

@@ -14,6 +14,7 @@ from torch_geometric.nn import aggr, norm
 from plait.distributed.peers import Peers
 from plait.errors import InputError
 from plait.runtime.adjoint import mapped
+from plait.runtime.deferred import whole
 
 __all__ = ["exact", "refused"]
 
@@ -23,6 +24,7 @@ def _over_ranks(x: Tensor, peers: Peers, dtype: torch.dtype) -> Tensor:
 
     A rank adds up its own rows in `dtype`, sums over ranks are in double precision.
     """
+    x = whole(x)
     shape, count = x.shape, max(1, peers.num_nodes)
 
     def mean(rows: Tensor) -> Tensor:

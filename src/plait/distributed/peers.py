@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,7 @@ class Peers:
         self.device = torch.device("cpu")
         self._nodes = np.diff(bounds).tolist()
         self._wanted = np.diff(np.searchsorted(halo, bounds)).tolist()
+        self._let_go: list[Sent] = []
         self._lent, self._shared = self._lend(halo)
         self.num_shared = sum(self._lent)
 
@@ -111,6 +112,10 @@ class Peers:
         self.counters.seconds += time.perf_counter() - begin
         return sent.rows
 
+    def let_go(self, values: Iterable[Any]) -> None:
+        """What was sent among these values is awaited before anything else is: its memory is written to."""
+        self._let_go += [value for value in values if isinstance(value, Sent)]
+
     def receive_back(self, sent: Sent, out: Tensor) -> Tensor:
         """`out` with the gradients that other ranks computed for rows of this one added, rank by rank."""
         came = self.receive(sent)
@@ -123,6 +128,8 @@ class Peers:
 
     def _start(self, x: Tensor, counts: list[int], expected: list[int], out: Tensor | None = None) -> Sent:
         """Starts sending rows cut by `counts` and receiving rows cut by `expected`."""
+        while self._let_go:
+            self.receive(self._let_go.pop())
         width = x.shape[1]
         out = x.new_empty((sum(expected), width)) if out is None else out
         if self.size == 1:
@@ -215,6 +222,21 @@ class Peers:
                 dist.all_reduce(tensor, group=self.group)
             self.counters.reduced_bytes += tensor.numel() * tensor.element_size()
         return tensor
+
+    def adding(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Starts adding the tensor up over all ranks; the function waits for the sum and returns it."""
+        if self.size == 1:
+            return lambda: tensor
+        with naming(self.rank, "all-reduce"):
+            work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        self.counters.reduced_bytes += tensor.numel() * tensor.element_size()
+
+        def added() -> Tensor:
+            with naming(self.rank, "all-reduce"):
+                work.wait()
+            return tensor
+
+        return added
 
     def texts(self, text: str) -> list[str]:
         """A text of every rank."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
@@ -28,10 +29,18 @@ from plait.plan.exchange import Link, checked_split
 from plait.pyg.planned import install
 from plait.pyg.shard import OverRanks, Share, refused
 from plait.pyg.view import view_of
+from plait.runtime.halves import Ahead, rows_ahead
 from plait.runtime.session import Session
 from plait.runtime.spread import Runs
 
 __all__ = ["Sharded", "shard"]
+
+# losses that treat rows alone: of a class for each row, and of as many numbers as the result has
+_OF_CLASSES = (functional.cross_entropy, functional.nll_loss)
+_OF_NUMBERS = (
+    functional.cross_entropy, functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss,
+    functional.huber_loss, functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits,
+)  # fmt: skip
 
 
 def shard(
@@ -198,8 +207,29 @@ class Sharded(nn.Module):
 
         Every entry counts once: where classes are weighted or labels ignored, add up and divide on your own.
         """
-        rows = (out, target) if mask is None else (out[mask], target[mask])
-        return self.mean(function(*rows, reduction="none"))
+        rows = rows_ahead(out) if _is_by_rows(function, out, target, mask) else None
+        if rows is not None:
+            return self._loss_ahead(function, rows, target, mask)
+        picked = (out, target) if mask is None else (out[mask], target[mask])
+        return self.mean(function(*picked, reduction="none"))
+
+    def _loss_ahead(
+        self, function: Callable[..., Tensor], rows: Ahead, target: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The same, first of the rows that wait for no halo: with their gradient it hides an exchange."""
+        ends = (slice(0, rows.rows.count), slice(rows.rows.count, None))
+
+        def values(out: Tensor, end: slice) -> Tensor:
+            wanted, part = target[end], None if mask is None else mask[end]
+            picked = (out, wanted) if part is None else (out[part], wanted[part])
+            return function(*picked, reduction="none")
+
+        first = values(rows.held, ends[0])
+        chosen = len(target) if mask is None else int(mask.sum())
+        count = torch.tensor(float(chosen * first.shape[1:].numel()), dtype=torch.float64)
+        summed = self._peers.adding(count)
+        total = first.sum() + values(rows.others(), ends[1]).sum()
+        return total / summed().clamp(min=1).to(total.dtype)
 
     @torch.no_grad()
     def total(self, value: Tensor) -> Tensor:
@@ -230,6 +260,13 @@ class Sharded(nn.Module):
                 for tensor in self.module.state_dict().values():
                     if isinstance(tensor, Tensor):
                         dist.broadcast(tensor, 0, group=self._peers.group)
+
+
+def _is_by_rows(function: Any, out: Tensor, target: Tensor, mask: Tensor | None) -> bool:
+    """Whether every row of a loss without reduction is of the same row of its arguments alone."""
+    has_classes = function in _OF_CLASSES and target.shape == out.shape[:1]
+    has_all = mask is None or (mask.dtype == torch.bool and mask.shape == out.shape[:1])
+    return has_all and (has_classes or (function in _OF_NUMBERS and target.shape == out.shape))
 
 
 class _Gradients:

@@ -46,6 +46,7 @@ class ShardPlan:
                 "bytes_per_step": sum(choice.bytes_each),
                 "bytes_once": choice.bytes_once,
                 "seconds": dict(choice.seconds),
+                "halves": None if choice.halves is None else choice.halves.to_dict(),
                 "plan": None if choice.plan is None else choice.plan.to_dict(),
             }
             for choice in self.choices.values()
@@ -86,4 +87,6 @@ def _lines(choice: Choice) -> list[str]:
             lines.append(f"   lost: {travels}: {seconds * 1e3:.3f} ms{ratio} on the slowest rank")
     if choice.plan is not None:
         lines.append(f"   predicted {best * 1e3:.3f} ms on the slowest rank, exchanges included")
+    if choice.halves is not None:
+        lines.append(f"   {choice.halves}")
     return lines

@@ -24,6 +24,7 @@ from plait.ops.program import Program, Shape, Step
 from plait.ops.work import ChainRequest, Request, Work
 from plait.plan.candidates import Candidate
 from plait.plan.early import early, early_backward
+from plait.plan.halves import Halves
 from plait.plan.plan import LayerPlan, Rejected
 from plait.plan.program import differentiate
 from plait.plan.prune import Survivor, prune
@@ -74,6 +75,7 @@ class Choice:
     bytes_each: tuple[int, ...]  # sent by this rank in each exchange of a step, in order
     bytes_once: int = 0
     pass_seconds: float = 0.0  # of a layer's passes, where its exchanges are not steps of a plan
+    halves: Halves | None = None  # where rows without remote neighbours are handed out before the halo came
 
 
 # Rewrites -------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from plait.pyg.layers.fused import layer_of
 from plait.pyg.lower import lower
 from plait.pyg.operators import Operator, Propagation, propagate
 from plait.runtime.constants import Constants
+from plait.runtime.deferred import whole
 from plait.runtime.spread import Peers, Position, RankConstants, Runs, extended
 
 __all__ = ["OverRanks", "Share", "constants_by_rows", "constants_of", "halo_choice", "refused"]
@@ -149,6 +150,7 @@ class OverRanks:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         seat = seats.of(module)
         self._check(seat.name, given)
+        whole(given["x"])
         if layer_of(module) is None:
             return self._planned(module, seat, given)
         return self._with_halo(module, seat, here, given)

@@ -58,6 +58,10 @@ class Source:
         """The whole matrix, with the gradients of `inputs` behind it where they are enabled."""
         raise NotImplementedError
 
+    def once_whole(self) -> Source:
+        """What a matrix keeps of its source when it has become whole."""
+        return self
+
     def then(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Tensor
     ) -> Source | None:
@@ -167,7 +171,7 @@ class Deferred(Tensor):
         source.version = 0 if is_inference else made._version
         self._become(made)
         if source.is_used:
-            self.__class__, self.source, self.is_whole = Deferred, source, True
+            self.__class__, self.source, self.is_whole = Deferred, source.once_whole(), True
 
     def is_as_made(self) -> bool:
         """Whether nothing was written to the whole matrix since it was made, as far as torch counts."""

@@ -45,10 +45,11 @@ from plait.runtime.replayed import Replayed, capture, noted
 from plait.runtime.trace import is_profiling
 from plait.runtime.twice import added, differentiable
 
-__all__ = ["Run", "apply", "apply_to"]
+__all__ = ["Inputs", "Run", "apply", "apply_to", "in_torch", "stored"]
 
 
 _CPU = torch.device("cpu")
+_ALL = slice(None)  # steps of a program
 
 
 class Outline:
@@ -154,28 +155,30 @@ class Run:
     trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
     _forward: Compiled | None = None
     _backward: Compiled | None = None
-    layouts: dict[tuple[str, ...], _Inputs] = field(default_factory=dict)
+    layouts: dict[tuple[str, ...], Inputs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._is_on_cpu = self.place.type == "cpu"
         self.outline = _outline(self.plan)  # of the plan as it was bound: what is said about it may change
 
-    def forward(self, env: Env) -> None:
+    def forward(self, env: Env, part: slice | None = None) -> None:
+        """The forward pass; `part`: only these of its steps, on a CPU."""
         if self._forward is None:
             self._forward = Compiled(self.plan.forward, self, self.outline.forward)
-        self._run(self._forward, env)
+        self._run(self._forward, env, part)
 
-    def backward(self, env: Env) -> None:
+    def backward(self, env: Env, part: slice | None = None) -> None:
+        """The backward pass; `part`: only these of its steps, on a CPU."""
         if self._backward is None:
             assert self.plan.backward is not None
             self._backward = Compiled(self.plan.backward, self, self.outline.backward)
-        self._run(self._backward, env)
+        self._run(self._backward, env, part)
 
-    def _run(self, program: Compiled, env: Env) -> None:
+    def _run(self, program: Compiled, env: Env, part: slice | None) -> None:
         if self._is_on_cpu:
             if self.trace is None and not is_profiling():
-                return program.run_plainly(env)
-            return program.run(env)
+                return program.run_plainly(env, part)
+            return program.run(env, part)
         if self.place.index == torch.cuda.current_device():
             return program.run_on_gpu(env)
         with torch.cuda.device(self.place):  # kernels start on the current one
@@ -191,12 +194,12 @@ class Run:
         result: torch.Tensor = env[self.plan.forward.outputs[0]]
         return result.clone() if self.outline.is_output_kept else result
 
-    def layout(self, names: tuple[str, ...], values: Sequence[torch.Tensor]) -> _Inputs:
+    def layout(self, names: tuple[str, ...], values: Sequence[torch.Tensor]) -> Inputs:
         """What is kept of these inputs, remembered in `layouts`; the plan is for their shapes."""
         saved = self.outline.saved(names)
         shapes = tuple([value.shape for value in values])
         blank = {names[k]: torch.empty(shapes[k], dtype=values[k].dtype, device="meta") for k in saved.shaped}
-        found = _Inputs(names, shapes, saved.places, saved.others, saved.keys, saved.outputs, blank)
+        found = Inputs(names, shapes, saved.places, saved.others, saved.keys, saved.outputs, blank)
         self.layouts[names] = found
         return found
 
@@ -210,7 +213,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What is saved of inputs with given names; see _Inputs."""
+    """What is saved of inputs with given names; see Inputs."""
 
     places: tuple[int, ...]
     others: tuple[int, ...]
@@ -220,7 +223,7 @@ class _Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class Inputs:
     """The inputs of a planned expression as a call hands them over."""
 
     names: tuple[str, ...]
@@ -230,6 +233,15 @@ class _Inputs:
     keys: tuple[str, ...]  # names of all that is saved: these inputs, then what forward made for backward
     outputs: tuple[str | None, ...]  # of the backward program: the gradient of each input
     blank: Mapping[str, torch.Tensor]  # inputs that are not saved and whose shape is read
+
+    def gradients(self, env: Env) -> list[torch.Tensor | None]:
+        """Those of all inputs, after the backward pass."""
+        grads: list[torch.Tensor | None] = []
+        for output, shape in zip(self.outputs, self.shapes, strict=True):
+            made = None if output is None else env[output]
+            # a vector's gradient may come as a matrix of one row
+            grads.append(made if made is None or made.dim() == len(shape) else made.reshape(shape))
+        return grads
 
 
 Placed = tuple[tuple[Step, bool, tuple[str, ...]], ...]
@@ -280,39 +292,40 @@ class Compiled:
             return self.run(env)
         replayed.run(env, torch._C._cuda_getCurrentRawStream(index))
 
-    def run(self, env: Env) -> None:
+    def run(self, env: Env, part: slice | None = None) -> None:
         trace = self.run_of.trace
         if trace is not None:
-            return self._run_timed(env, trace)
+            return self._run_timed(env, trace, part or _ALL)
         if is_profiling():
-            return self._run_named(env)
-        self.run_plainly(env)
+            return self._run_named(env, part or _ALL)
+        self.run_plainly(env, part)
 
-    def run_plainly(self, env: Env) -> None:
+    def run_plainly(self, env: Env, part: slice | None = None) -> None:
         """The same where nobody times the steps or watches them."""
-        for out, call, dead in self.calls:
+        for out, call, dead in self.calls if part is None else self.calls[part]:
             env[out] = call(env)
             for name in dead:
                 env.pop(name, None)  # a chain's block that nobody keeps was never there
 
-    def _run_named(self, env: Env) -> None:
+    def _run_named(self, env: Env, part: slice) -> None:
         """The same, each step a range that the running profiler shows."""
         plan, program = self.run_of.plan, self.program
         phase = "fwd" if program is plan.forward else "bwd" if program is plan.backward else "once"
-        for (out, call, dead), step in zip(self.calls, program.steps, strict=True):
+        for (out, call, dead), step in zip(self.calls[part], program.steps[part], strict=True):
             with record_function(f"plait {plan.layer}: {phase} {step.op} -> {out}"):
                 env[out] = call(env)
             for name in dead:
                 env.pop(name, None)
 
-    def _run_timed(self, env: Env, trace: list[tuple[str, Measured]]) -> None:
-        clock, sizes = clock_of(self.run_of.place, len(self.calls)), []
-        for out, call, dead in self.calls:
+    def _run_timed(self, env: Env, trace: list[tuple[str, Measured]], part: slice) -> None:
+        calls = self.calls[part]
+        clock, sizes = clock_of(self.run_of.place, len(calls)), []
+        for out, call, dead in calls:
             result = env[out] = clock.time(call, env)
             sizes.append(result.nbytes if isinstance(result, torch.Tensor) else 0)
             for name in dead:
                 env.pop(name, None)
-        for (out, _, _), size, seconds in zip(self.calls, sizes, clock.seconds(), strict=True):
+        for (out, _, _), size, seconds in zip(calls, sizes, clock.seconds(), strict=True):
             trace.append((f"{self.run_of.plan.layer}\0{out}", Measured(seconds, size)))
 
 
@@ -333,7 +346,7 @@ class _Expression(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, run: Run, layout: _Inputs, given: Mapping[str, Any] | None, *inputs: torch.Tensor
+        ctx: Any, run: Run, layout: Inputs, given: Mapping[str, Any] | None, *inputs: torch.Tensor
     ) -> torch.Tensor:
         env = Env(zip(layout.names, inputs, strict=True))
         if given:
@@ -353,7 +366,7 @@ class _Expression(torch.autograd.Function):
     @differentiable(lambda ctx, grad, saved: _in_torch(ctx, grad, saved))
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         run: Run = ctx.run
-        layout: _Inputs = ctx.layout
+        layout: Inputs = ctx.layout
         # saved_tensors once: checkpointing unpacks a tensor a single time
         env = Env(layout.blank)
         if ctx.given:
@@ -367,12 +380,7 @@ class _Expression(torch.autograd.Function):
             env.update(run.hoisted)
         env["grad"] = _rows_contiguous(grad, run.buffers)
         run.backward(env)
-        grads: list[torch.Tensor | None] = [None, None, None]
-        for output, shape in zip(layout.outputs, layout.shapes, strict=True):
-            made = None if output is None else env[output]
-            # a vector's gradient may come as a matrix of one row
-            grads.append(made if made is None or made.dim() == len(shape) else made.reshape(shape))
-        return tuple(grads)
+        return (None, None, None, *layout.gradients(env))
 
 
 # without the wrapper in Python, which serves torch.func only: see runtime/deferred.py
@@ -384,16 +392,24 @@ def _in_torch(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
     """(the expression's value in torch's operations, the inputs it was computed from)."""
     run: Run = ctx.run
-    layout: _Inputs = ctx.layout
+    layout: Inputs = ctx.layout
     if run.plan.expr is None:
         return _program_in_torch(ctx, saved)
-    known = dict(zip(layout.keys, saved, strict=True))
+    out, inputs = in_torch(run, layout, dict(zip(layout.keys, saved, strict=True)), grad)
+    return out, (None, None, None, *inputs)
+
+
+def in_torch(
+    run: Run, layout: Inputs, known: Mapping[str, torch.Tensor], like: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """(the expression's value in torch's operations, all inputs), given those inputs that were saved."""
     inputs = [
-        known[name] if name in known else added(shape, grad)
+        known[name] if name in known else added(shape, like)
         for name, shape in zip(layout.names, layout.shapes, strict=True)
     ]
     values = Env(zip(layout.names, inputs, strict=True))
-    return evaluate(run.plan.expr, values, run.constants), (None, None, None, *inputs)
+    assert run.plan.expr is not None
+    return evaluate(run.plan.expr, values, run.constants), inputs
 
 
 class _Rest:
@@ -403,7 +419,7 @@ class _Rest:
     derivative of the derivative reads: they may change until one is asked for.
     """
 
-    def __init__(self, run: Run, layout: _Inputs, inputs: Sequence[torch.Tensor], env: Env):
+    def __init__(self, run: Run, layout: Inputs, inputs: Sequence[torch.Tensor], env: Env):
         self._run, self._layout = run, layout
         name = run.outline.output
         self._output = None if name is None else (env[name].detach(), _version(env[name]))
@@ -480,12 +496,17 @@ def apply(
     """The value of the planned expression; differentiable where inputs are. `given`: what is not a tensor."""
     if run.plan.backward is None:
         return apply_to(run, tuple(inputs), tuple(inputs.values()), given)
+    return apply_to(run, *stored(inputs), given)
+
+
+def stored(inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    """Inputs by name, transposes of parameters as these are stored."""
     names, values = [], []
     for name, value in inputs.items():
-        stored = _stored(value)
-        names.append(name if stored is None else turned(name))
-        values.append(value if stored is None else stored)
-    return apply_to(run, tuple(names), values, given)
+        leaf = _stored(value)
+        names.append(name if leaf is None else turned(name))
+        values.append(value if leaf is None else leaf)
+    return tuple(names), values
 
 
 def apply_to(

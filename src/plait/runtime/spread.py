@@ -6,7 +6,7 @@ on all ranks in the same call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.cost.price import Pricer
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.ir import Barrier, Dense, Expr, leaves
@@ -21,6 +22,7 @@ from plait.kernels import launch
 from plait.ops.program import Step
 from plait.ops.work import Matrix
 from plait.plan.exchange import Choice, Link, choose_over_ranks
+from plait.plan.halves import Halves, halves
 from plait.plan.search import Problem
 from plait.runtime import executor
 from plait.runtime.adjoint import mapped
@@ -28,6 +30,8 @@ from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import Env
 from plait.runtime.constants import Constants, SparseValue
+from plait.runtime.deferred import can_defer
+from plait.runtime.halves import Cut, ahead
 from plait.runtime.machine import machine_in_use
 from plait.runtime.problems import with_identity_loops
 
@@ -89,6 +93,10 @@ class Peers(Position, Protocol):
 
     def receive(self, sent: Any) -> Tensor:
         """The rows of the halo."""
+        ...
+
+    def let_go(self, values: Iterable[Any]) -> None:
+        """What was sent among these values is not received by its sender; it has to arrive all the same."""
         ...
 
     def receive_back(self, sent: Any, out: Tensor) -> Tensor:
@@ -279,6 +287,8 @@ def extended(x: Tensor, peers: Peers) -> Tensor:
 
 # Runs -----------------------------------------------------------------------------------------------------
 
+_Planned = tuple[executor.Run, tuple[Halves, Cut] | None]
+
 
 @dataclass
 class Runs:
@@ -289,7 +299,8 @@ class Runs:
     split: str | None = None  # the only one that layers may be split by, where they can
     buffers: Buffers = field(default_factory=Buffers)
     choices: dict[tuple[str, str], Choice] = field(default_factory=dict)  # by layer and mode
-    _runs: dict[Any, executor.Run] = field(default_factory=dict)
+    _runs: dict[Any, _Planned] = field(default_factory=dict)
+    _cuts: dict[int, Cut] = field(default_factory=dict)  # by their number of rows
 
     def apply(
         self,
@@ -304,9 +315,12 @@ class Runs:
         wrt = wanted(given)
         widths = tuple([value.shape[1:] for value in given.values()])
         key = (layer, forms, id(constants), wrt, is_constant, widths)
-        run = self._runs.get(key)  # which holds the constants: their id stays theirs
-        if run is None:
-            run = self._runs[key] = self._planned(layer, constants, forms, given, wrt or None, is_constant)
+        found = self._runs.get(key)  # which holds the constants: their id stays theirs
+        if found is None:
+            found = self._runs[key] = self._planned(layer, constants, forms, given, wrt or None, is_constant)
+        run, halves = found
+        if halves is not None and can_defer():
+            return ahead(run, *halves, given, self.peers.let_go)
         return executor.apply(run, given)
 
     def _planned(
@@ -317,15 +331,32 @@ class Runs:
         given: Mapping[str, Tensor],
         wrt: tuple[str, ...] | None,
         is_constant: bool,
-    ) -> executor.Run:
+    ) -> _Planned:
         problem = problem_of(layer, constants, forms, given, wrt, is_constant)
         plan, choice = choose_over_ranks(problem, self.link, self.peers.agree, self.split)
-        self.choices[layer, plan.mode] = choice
         run = executor.Run(plan, constants, self.buffers, place=given["X"].device)
         if plan.hoisted.steps:
             with torch.no_grad():
                 run.hoisted = run.hoist(given)
-        return run
+        pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
+        halved = self._halved(run, halves(plan, pricer.copy_seconds) if given["X"].is_cpu else None)
+        self.choices[layer, plan.mode] = replace(choice, halves=None if halved is None else halved[0])
+        return run, halved
+
+    def _halved(self, run: executor.Run, found: Halves | None) -> tuple[Halves, Cut] | None:
+        """Where the layer is cut in two: on all ranks or none, which send gradients in one order then."""
+        if self.peers.size == 1 or run.plan.backward is None:
+            return None
+        cut, gain = None, 0.0
+        if found is not None:
+            cut = Cut.of(run.constants.matrix(run.plan.forward.constants[found.remote]))
+            cut = self._cuts.setdefault(cut.count, cut)
+            gain = found.gain(cut.count / max(1, cut.num_rows))
+        # the slowest rank's: what one waits for, all do
+        told = self.peers.agree({"lacks": float(found is None), "gains": gain})
+        if found is None or cut is None or told["lacks"] or told["gains"] <= 0.0:
+            return None
+        return found, cut
 
 
 _CALLS = 200  # over which work done once is spread

@@ -37,23 +37,25 @@ def is_vmapped(x: Tensor) -> bool:
     return bool(_are_transforms_active() or _is_batched(x))
 
 
-def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
+def differentiable(compute: Again) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a backward pass: if it is differentiated itself, `compute` is differentiated instead.
+
+    A backward pass of several gradients is that of a matrix handed out in as many parts, one below the other.
 
     It runs in the types of the forward pass, which ran without autocast: a loss.backward() inside of a
     torch.autocast would have it compute messages again in 16 bits, which kernels do not take.
     """
 
-    def decorate(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
-        def run(ctx: Any, grad: Tensor) -> Any:
+        def run(ctx: Any, grad: Tensor, *below: Tensor) -> Any:
             if _is_any_autocast_on() and torch.is_autocast_enabled(grad.device.type):
                 with torch.autocast(grad.device.type, enabled=False):
-                    return run(ctx, grad)
+                    return run(ctx, grad, *below)
             try:
                 if is_grad_enabled() or _are_transforms_active() or _is_batched(grad):  # is_vmapped, inline
-                    return again(ctx, grad, compute)
-                return backward(ctx, grad)
+                    return again(ctx, torch.cat((grad, *below)) if below else grad, compute)
+                return backward(ctx, grad, *below)
             except RuntimeError as error:
                 if "inplace operation" not in str(error):
                     raise

@@ -12,7 +12,7 @@ from plait.errors import InputError
 from plait.runtime.deferred import Deferred, Source
 from plait.runtime.identity import counts_writes
 
-__all__ = ["Wanted", "WantedRows", "check_unchanged", "state_of"]
+__all__ = ["Kept", "Wanted", "WantedRows", "check_unchanged", "state_of"]
 
 
 class WantedRows:
@@ -61,14 +61,15 @@ def _is_trained(value: Tensor) -> bool:
     return owner.is_leaf and owner.requires_grad
 
 
-class _Kept:
+class Kept:
     """An input as it is now, for later: a copy of what optimisers change, a watch on what is large.
 
-    Tensors with a row for every node are not copied. Where one was changed in place since, the rows that
-    were not computed from it are lost: that is an error, never silently wrong values.
+    Tensors with a row for every node, of which there are `count`, are not copied. Where one was changed in
+    place since, the rows that were not computed from it are lost: that is an error, never silently wrong
+    values.
     """
 
-    def __init__(self, value: Tensor, count: int):
+    def __init__(self, value: Tensor, count: int = -1):
         self.value = value
         is_copied = (
             value.dim() == 0 or value.shape[0] != count or not counts_writes(value) or _is_trained(value)
@@ -130,7 +131,7 @@ class Wanted(Source):
     ) -> Wanted:
         """The rows of a layer that computes all of them from these inputs, by name."""
         count = len(rows.place)
-        kept = {name: _Kept(value, count) for name, value in inputs.items()}
+        kept = {name: Kept(value, count) for name, value in inputs.items()}
         return cls(
             held, rows, lambda: compute({name: value.again() for name, value in kept.items()}),
             tuple(value for value in inputs.values() if value.requires_grad), watch,
@@ -155,7 +156,7 @@ class Wanted(Source):
             if isinstance(value, Tensor):
                 if value.requires_grad:
                     inputs.append(value)
-                return _Kept(value, count)
+                return Kept(value, count)
             if type(value) in (tuple, list):
                 return type(value)(map(kept, value))
             return value
@@ -175,7 +176,7 @@ class Wanted(Source):
 
 
 def _again(value: Any) -> Any:
-    if isinstance(value, _Kept | _KeptMatrix):
+    if isinstance(value, Kept | _KeptMatrix):
         return value.again()
     if type(value) in (tuple, list):
         return type(value)(map(_again, value))
