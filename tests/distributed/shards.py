@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -37,7 +38,7 @@ from torch_geometric.nn import (
 import plait
 import plait.distributed.shard  # before ranks are forked, which share what is imported here
 from plait.distributed.session import join
-from plait.errors import ExchangeError
+from plait.errors import ExchangeError, InputError
 
 STEPS = 16
 SINGLE_STEPS = 30  # in single precision
@@ -358,8 +359,29 @@ def own_part(rank: int, size: int, folder: Path) -> None:
 
 
 # rounding grows with the ranks, everything else that can go wrong between four of them does between two
+def second(rank: int, size: int, folder: Path) -> None:
+    """Derivatives of derivatives are refused where rows travel, on every rank."""
+    for name in ("gcn", "sage", "gin"):
+        over = plait.shard(MODELS[name](), graph())
+        loss = over(over.data.x, over.data.edge_index).square().mean()
+        with pytest.raises(InputError, match="first derivatives only"):
+            torch.autograd.grad(loss, list(over.parameters()), create_graph=True)
+        over.close()
+
+
 EVERYTHING = {
-    2: (parity, ways, border_first, halves, losses_by_halves, odd, accumulated, folder_of_parts, own_part),
+    2: (
+        parity,
+        ways,
+        border_first,
+        halves,
+        losses_by_halves,
+        odd,
+        accumulated,
+        folder_of_parts,
+        own_part,
+        second,
+    ),
     4: (parity, single_precision, halves),
 }
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
+from plait.errors import InputError
+from plait.ops.exchange import EXCHANGES
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
@@ -403,6 +405,11 @@ def in_torch(
     run: Run, layout: Inputs, known: Mapping[str, torch.Tensor], like: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """(the expression's value in torch's operations, all inputs), given those inputs that were saved."""
+    if any(step.op in EXCHANGES for step in (*run.plan.forward.steps, *run.plan.hoisted.steps)):
+        raise InputError(
+            "create_graph: a layer that exchanges rows with other ranks has first derivatives only; compute "
+            "derivatives of derivatives on one process, with plait.compile in the place of plait.shard"
+        )
     inputs = [
         known[name] if name in known else added(shape, like)
         for name, shape in zip(layout.names, layout.shapes, strict=True)
