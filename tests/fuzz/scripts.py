@@ -397,8 +397,6 @@ _EDITS = (
         "[nn.init.ones_(p) for p in model.parameters()]",
         "inner(model, {k}).weight = nn.Parameter(inner(model, {k}).weight.detach() * 2)",
         "layer(model, {k}).bias = nn.Parameter(torch.ones(4, dtype=x.dtype))",
-        # of the model alone: copies of a layer of PyG's whose class was made so do not run in PyG
-        "model.__class__ = type('Sub', (model.__class__,), {{'__module__': 'm'}})",
         "[b.data.mul_(0.5) for b in model.buffers() if b.is_floating_point()]",
         "[m.train(not m.training) for m in model.modules()]",
         "model.requires_grad_(False); next(model.parameters()).requires_grad_(True)",
@@ -478,6 +476,8 @@ _EDITS = (
             "model = plait.compile(original, data(x, edge_index), rows=torch.arange(min(1, x.shape[0])))",
             "model = plait.compile(original, data(x, edge_index), memory_limit='50 MB', mode='inference')"),
     *_rules("bare", "x, edge_index = sampled(x, edge_index)"),
+    # of no layer: copies of a layer of PyG's whose class was made so do not run in PyG
+    *_rules("chain", "model.__class__ = type('Sub', (model.__class__,), {{'__module__': 'm'}})"),
     *_rules("chain", "model.parts[0] = plait.compile(model.parts[0])"),
     *_rules("chain", "model.replace(0, layer(copy.deepcopy(model)))", "model.plain.reverse()"),
     *_rules("APPNP", "layer(model).alpha = 0.3", "layer(model).K = 1"),

@@ -16,6 +16,7 @@ from torch import nn
 from tests.fuzz import replay as worlds
 from tests.fuzz.parts import apart
 from tests.fuzz.replay import Difference, Tally, replay
+from tests.fuzz.rounding import in_double
 from tests.fuzz.scripts import LAYERS, RULES, Facts, _without_known, scripts
 
 SCRIPT = """
@@ -114,7 +115,7 @@ def test_a_script_in_double_precision_answers_on_new_graphs_and_under_autocast()
     )
     script += "with torch.autocast('cpu', dtype=torch.bfloat16): out = model(x, edge_index)"
     tally = Tally()
-    worlds._replay(worlds._in_double(script.strip()), tally)
+    worlds._replay("\n".join(in_double(script.strip().splitlines())), tally)
     assert (tally.answered, tally.refused) == (3, 0)
 
 
