@@ -14,10 +14,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch import nn
 
 from tests.fuzz import replay as worlds
+from tests.fuzz.layers import LAYERS
 from tests.fuzz.parts import apart
 from tests.fuzz.replay import Difference, Tally, replay
 from tests.fuzz.rounding import in_double
-from tests.fuzz.scripts import LAYERS, RULES, Facts, _without_known, scripts
+from tests.fuzz.rules import RULES, Facts
+from tests.fuzz.scripts import _without_known, scripts
 
 SCRIPT = """
 model = Chain(GCNConv(4, 4), F.relu)
