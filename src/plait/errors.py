@@ -42,6 +42,10 @@ class InputError(PlaitError, ValueError):
     """An argument does not fit the graph or the model it was handed with."""
 
 
+class TypesError(InputError):
+    """Operands of several types, which a kernel does not take; torch promotes some and refuses others."""
+
+
 class PartsError(PlaitError, ValueError):
     """A folder of parts is missing, incomplete or damaged."""
 

@@ -14,9 +14,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch import nn
 
 from tests.fuzz import replay as worlds
+from tests.fuzz.layers import LAYERS
 from tests.fuzz.parts import apart
 from tests.fuzz.replay import Difference, Tally, replay
-from tests.fuzz.scripts import LAYERS, RULES, Facts, _without_known, scripts
+from tests.fuzz.rounding import in_double
+from tests.fuzz.rules import RULES, Facts
+from tests.fuzz.scripts import _without_known, scripts
 
 SCRIPT = """
 model = Chain(GCNConv(4, 4), F.relu)
@@ -114,7 +117,7 @@ def test_a_script_in_double_precision_answers_on_new_graphs_and_under_autocast()
     )
     script += "with torch.autocast('cpu', dtype=torch.bfloat16): out = model(x, edge_index)"
     tally = Tally()
-    worlds._replay(worlds._in_double(script.strip()), tally)
+    worlds._replay("\n".join(in_double(script.strip().splitlines())), tally)
     assert (tally.answered, tally.refused) == (3, 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import APPNP, GCNConv, ResGatedGraphConv, SAGEConv
+from torch_geometric.nn import APPNP, ARMAConv, GCNConv, MixHopConv, ResGatedGraphConv, SAGEConv, TAGConv
 
 import plait
 from plait.errors import InputError
@@ -183,3 +183,32 @@ def test_passes_on_a_sparse_matrix_are_refused_before_the_layer_is_looked_at(
     monkeypatch.setattr(module, "not_as_written", lambda *args: pytest.fail("the layer was looked at"))
     torch.testing.assert_close(model(features(), adj_t), layer(features(), adj_t))
     assert "a sparse adj_t is not planned for this layer" in reason_of(model)
+
+
+@pytest.mark.parametrize(("dtype", "other"), [(torch.float32, torch.float64), (torch.float16, torch.float32)])
+@pytest.mark.parametrize("make", [GCNConv, TAGConv, MixHopConv, ARMAConv])
+def test_a_bias_of_another_type_is_promoted_by_pyg(make: Any, dtype: torch.dtype, other: torch.dtype) -> None:
+    layer = make(WIDTH, 3).to(dtype)
+    model = plait.compile(layer)
+    for _ in range(3):
+        model(features(dtype), EDGES)
+    assert reason_of(model) == ""
+    layer.bias.data = layer.bias.data.to(other)
+    for _ in range(2):
+        out = model(features(dtype), EDGES)
+        assert out.dtype == other
+        assert torch.equal(out, layer(features(dtype), EDGES))
+    assert "type" in reason_of(model)
+
+
+def test_a_bias_that_is_no_parameter_and_keeps_its_type_is_promoted() -> None:
+    layer = GCNConv(WIDTH, 3)
+    bias = layer._parameters.pop("bias")
+    layer.bias = bias.detach()  # type: ignore[union-attr]
+    model = plait.compile(layer)
+    for _ in range(3):
+        model(features(), EDGES)
+    model.double()
+    for _ in range(2):
+        out = model(features(torch.float64), EDGES)
+        assert torch.equal(out, layer(features(torch.float64), EDGES))

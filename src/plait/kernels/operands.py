@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.errors import InputError
+from plait.errors import InputError, TypesError
 
 __all__ = ["Words", "float_bits", "read_flat", "read_numbers", "read_rows", "write_flat", "write_rows"]
 
@@ -171,7 +171,7 @@ def _apart(name: str, tensor: Tensor) -> int:
 
 def _misfit(name: str, tensor: Tensor, dtype: torch.dtype) -> InputError:
     if tensor.is_cpu:
-        return InputError(f"{name}: is {tensor.dtype}, the other operands are {dtype}; convert one of them")
+        return TypesError(f"{name}: is {tensor.dtype}, the other operands are {dtype}; convert one of them")
     return InputError(f"{name}: is on {tensor.device}, this kernel runs on the CPU; move all operands there")
 
 

@@ -41,8 +41,8 @@ from plait.pyg.layers.fused import FUSED
 from plait.pyg.listening import sees_functions
 
 __all__ = [
-    "EXPLAINED", "FOLLOWED", "LISTENED", "Apply", "Call", "Lowered", "NotLowered", "as_in_pyg", "lower",
-    "not_as_written", "supported",
+    "APART", "EXPLAINED", "FOLLOWED", "LISTENED", "Apply", "Call", "Lowered", "NotLowered", "as_in_pyg",
+    "lower", "not_as_written", "supported",
 ]  # fmt: skip
 
 # imported because they register layers
@@ -68,6 +68,7 @@ _HARMLESS = frozenset((
     "__init__", "__repr__", "__setstate__", "reset_parameters", "extra_repr", "jittable", "forward",
     "propagate", "collect", "edge_updater",  # these three PyG writes for every class from a template
 ))  # fmt: skip
+APART = ": its parameters are not on the device of x, or of another type"
 EXPLAINED = ": an explainer masks its messages"
 FOLLOWED = ": a mode or a class of tensors intercepts torch's functions, or x is not on the default device"
 LISTENED = ": a hook on all modules must see those inside the layer"

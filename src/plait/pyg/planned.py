@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from plait.errors import TypesError
 from plait.pyg import autocast, exported, recorded
 from plait.pyg.active import Seat, Seats, active, entered, is_explained, traced
 from plait.pyg.checkpoints import called, note_in_pyg, runs_again
@@ -22,6 +23,7 @@ from plait.pyg.layers.base import RULES, Apply
 from plait.pyg.layers.fused import FUSED, layer_of
 from plait.pyg.listening import is_followed, is_listened_to
 from plait.pyg.lower import (
+    APART,
     EXPLAINED,
     FOLLOWED,
     LISTENED,
@@ -229,7 +231,7 @@ def _here(
     known = seat.as_it_was(module)
     x: Any = args[0] if args else kwargs.get("x")
     if known is not None and not known.lies_with(x):
-        return original(module, *args, **kwargs)
+        return _watched(APART, session, original, module, seat, args, kwargs)
     is_tensor, with_grad = isinstance(x, Tensor), torch.is_grad_enabled()
     if with_grad and (not counts_writes(x) if is_tensor else type(x) is tuple):
         args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
@@ -259,6 +261,23 @@ def _run(
     kwargs: dict[str, Any],
 ) -> Any:
     """The call planned, or PyG's answer; `known`: the layer as it was and still is."""
+    try:
+        return _run_planned(layer, original, module, seats, seat, known, args, kwargs)
+    except TypesError:
+        return _watched(APART, seats.session, original, module, seat, args, kwargs)
+
+
+def _run_planned(
+    layer: type[nn.Module],
+    original: Callable[..., Any],
+    module: Any,
+    seats: Seats,
+    seat: Seat,
+    known: Layer | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The same; TypesError where x and the weights are not all of one type."""
     session = seats.session
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
@@ -372,7 +391,7 @@ def _watched(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """PyG's result, for a call in which hooks or modes observe the inside of the layer."""
+    """PyG's result, for a call that is not planned for this reason, such as hooks that observe the layer."""
     session.not_planned[seat.name] = f"{module.__class__.__name__}{reason}"
     session.plans.pop(seat.name, None)
     return _in_pyg(original, module, seat, args, kwargs)

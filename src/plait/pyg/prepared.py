@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.errors import GraphError, InputError
+from plait.errors import GraphError, InputError, TypesError
 from plait.ir import Expr
 from plait.pyg import autocast
 from plait.pyg.active import Kept, Seat, active, parameters_of
@@ -22,7 +22,7 @@ from plait.pyg.layers.base import Apply
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.layers.fused import refused_edges as not_listed
 from plait.pyg.learned import say_input, with_learned_weights
-from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
+from plait.pyg.lower import APART, Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.once import once_weighted
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.recall import Layer, lie_with
@@ -71,6 +71,9 @@ class Prepared:
         apply = self._apply()
 
         def widened(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
+            given = (value for value in inputs.values() if value is not None and value.dim())
+            if any(value.dtype != x.dtype for value in given):
+                raise TypesError(f"{self.name}: x is {x.dtype}, not all weights are; convert the model or x")
             wide = {name: None if value is None else value.float() for name, value in inputs.items()}
             return apply(forms, wide).to(x.dtype)
 
@@ -113,7 +116,7 @@ def prepared(
     if known is None:
         parameters = parameters_of(module) if is_written else module.parameters()
         if not lie_with(parameters, x[0] if isinstance(x, tuple | list) else x):
-            return f"{kind}: its parameters are not on the device of x"
+            return f"{kind}{APART}"
     if fused is not None:
         check_widths(module, given)
         reason = None if is_written else not_as_written(module, fused)

@@ -35,6 +35,7 @@ _MAKING = ("__init__", "__repr__", "reset_parameters")
 _NO_NUMBERS: Numbers = "", {}
 _NUMBERS = (int, float)
 _MATRICES = (torch.sparse_csr, torch.sparse_coo)
+_place = operator.attrgetter("is_cpu", "is_cuda", "dtype")
 _is_on_cpu = operator.attrgetter("is_cpu")
 # types of options that may be edited where they are; a module's dictionaries hold hooks and parts
 _EDITABLE = (list, set, bytearray)
@@ -181,7 +182,7 @@ class Layer:
         return True
 
     def lies_with(self, x: Any) -> bool:
-        """True while every parameter is on the device of x: `.to(device)` may move them in place."""
+        """True while every parameter is on x's device and of its type: `.to` may move them in place."""
         return lie_with(self.parameters, x)
 
 
@@ -201,10 +202,11 @@ def _reader(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def lie_with(parameters: Iterable[Tensor], x: Any) -> bool:
-    """True where all of them are on the device of x."""
-    if isinstance(x, Tensor) and x.is_cuda:
-        return all(parameter.is_cuda for parameter in parameters)
-    return all(map(_is_on_cpu, parameters))
+    """True where all of them are on the device of x, and of its type."""
+    if not isinstance(x, Tensor):
+        return all(map(_is_on_cpu, parameters))
+    here = not x.is_cuda, x.is_cuda, x.dtype
+    return all(place == here for place in map(_place, parameters))
 
 
 def _holds_names(value: Any) -> bool:

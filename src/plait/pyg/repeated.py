@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from plait.errors import TypesError
 from plait.pyg import recorded
 from plait.pyg.active import Seat, Seats
 from plait.pyg.layers.fused import Ready
@@ -79,7 +80,12 @@ def repeated(seats: Seats, module: Any, args: tuple[Any, ...], kwargs: Mapping[s
         return None
     _note_planned(seats, seat, run)
     recipe, values = given
-    return expressions.recalled(session, run.name, run.edges, run.constants, recipe, values, x, run.latest)
+    try:
+        return expressions.recalled(
+            session, run.name, run.edges, run.constants, recipe, values, x, run.latest
+        )
+    except TypesError:  # the call is looked at in full, and left to PyG
+        return None
 
 
 def _note_planned(seats: Seats, seat: Seat, run: Prepared | Ready) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from plait.cost.price import uniform_matrix
-from plait.errors import InputError
+from plait.errors import InputError, TypesError
 from plait.graph import Graph
 from plait.ir import Dense, Diagonal, Expr, Scalar, Sparse, children, formula, leaves, rebuild
 from plait.kernels import launch
@@ -198,7 +198,7 @@ def _sizes(expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, 
 
     for name, value in given.items():
         if value.dtype != given["X"].dtype:
-            raise InputError(
+            raise TypesError(
                 f"{layer}: x is {given['X'].dtype} but {name} is {value.dtype}; "
                 "convert the model with .to(x.dtype), or x"
             )
