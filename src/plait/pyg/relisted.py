@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from plait.errors import TypesError
 from plait.pyg import recorded
 from plait.pyg.active import Seat, Seats
 from plait.pyg.listening import is_watched
@@ -80,4 +81,7 @@ def relisted(seats: Seats, module: Any, args: tuple[Any, ...], kwargs: Mapping[s
     aside.planned_in = aside.calls
     if session.not_planned:
         session.not_planned.pop(seat.name, None)
-    return program.recalled(recipe, values, matrix)
+    try:
+        return program.recalled(recipe, values, matrix)
+    except TypesError:  # the call is looked at in full, and left to PyG
+        return None
