@@ -220,3 +220,39 @@ def test_a_parametrized_weight_is_read_as_often_as_in_pyg(aggr: str) -> None:
         model(x, edge_index, edge_type)
         seen.append(len(reads))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "shape"),
+    [
+        ({}, "weight", (2 * WIDTH, WIDTH)),  # PyG refuses it, though it has as many numbers
+        ({}, "weight", (4, WIDTH, WIDTH)),
+        ({}, "root", (WIDTH, 1)),
+        ({}, "bias", (1,)),
+        ({}, "bias", (WIDTH, 1)),
+        ({"num_bases": 2}, "comp", (1, 2, 2)),
+        ({"num_blocks": 2}, "weight", (4, 2, WIDTH // 2, WIDTH // 2)),
+    ],
+)
+def test_weights_of_another_shape_are_pygs(
+    options: dict[str, Any], name: str, shape: tuple[int, ...]
+) -> None:
+    layer = RGCNConv(WIDTH, WIDTH, 2, **options)
+    model = plait.compile(layer)
+    x, ends = features(), edges()
+    kind = torch.arange(ends.shape[1]) % 2
+    model(x, ends, kind)
+    assert model.plan.layers
+    setattr(layer, name, nn.Parameter(torch.ones(shape)))
+
+    def answer(run: Any) -> Any:
+        layer.zero_grad()
+        try:
+            out = run(x, ends, kind)
+        except (IndexError, RuntimeError, ValueError) as error:
+            return str(error)
+        out.sum().backward()
+        return [out.detach(), *(p.grad for p in layer.parameters())]
+
+    wanted, given = answer(layer), answer(model)
+    assert (wanted == given) if isinstance(wanted, str) else all(map(torch.equal, wanted, given))

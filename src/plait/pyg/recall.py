@@ -37,6 +37,7 @@ _NUMBERS = (int, float)
 _MATRICES = (torch.sparse_csr, torch.sparse_coo)
 _place = operator.attrgetter("is_cpu", "is_cuda", "dtype")
 _is_on_cpu = operator.attrgetter("is_cpu")
+_is_on_gpu = operator.attrgetter("is_cuda")
 # types of options that may be edited where they are; a module's dictionaries hold hooks and parts
 _EDITABLE = (list, set, bytearray)
 _NOT_LOOKED_AT = ("aggr_module",)  # its class and its hooks say all, and another class is another object
@@ -202,9 +203,10 @@ def _reader(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def lie_with(parameters: Iterable[Tensor], x: Any) -> bool:
-    """True where all of them are on the device of x, and of its type."""
-    if not isinstance(x, Tensor):
-        return all(map(_is_on_cpu, parameters))
+    """True where all of them are on the device of x, and of its type unless x are row numbers."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        is_here = _is_on_gpu if isinstance(x, Tensor) and x.is_cuda else _is_on_cpu
+        return all(map(is_here, parameters))
     here = not x.is_cuda, x.is_cuda, x.dtype
     return all(place == here for place in map(_place, parameters))
 

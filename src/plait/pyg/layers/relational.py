@@ -87,10 +87,26 @@ def _refused(module: Any, source: Any, target: Any, edge_index: Tensor, edge_typ
         return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     if is_parametrized(module):
         return ": a weight is parametrized, and PyG computes it at every read"
+    if any(getattr(module, name).shape != shape for name, shape in _shapes(module).items()):
+        return ": a weight was replaced by one of another size"
     default = torch.get_default_dtype()
     if torch.promote_types(default, module.weight.dtype) != module.weight.dtype:
         return f": PyG's result has torch's default type, {default}"
     return None
+
+
+def _shapes(module: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights as the layer makes them; PyG stretches some others and refuses the rest."""
+    made = module.in_channels if isinstance(module.in_channels, tuple) else (module.in_channels,) * 2
+    wide, out, relations = made[0], module.out_channels, module.num_relations
+    shapes: dict[str, tuple[int, ...]] = {"weight": (relations, wide, out)}
+    if module.num_bases is not None:
+        shapes |= {"weight": (module.num_bases, wide, out), "comp": (relations, module.num_bases)}
+    elif module.num_blocks is not None:
+        blocks = module.num_blocks
+        shapes["weight"] = (relations, blocks, wide // blocks, out // blocks)
+    more = {"root": (made[1], out), "bias": (out,)}
+    return shapes | {name: shape for name, shape in more.items() if getattr(module, name) is not None}
 
 
 def _relations_of(
