@@ -198,7 +198,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     REPLAYS.clear()
     known: dict[object, Replayed] = {}
 
-    def run(self: executor.Run, program: executor.Compiled, env: Env) -> None:
+    def run(self: executor.Run, program: executor.Compiled, env: Env, part: slice | None) -> None:
+        assert part is None
         if program not in known:
             known[program] = Replayed(program.run, by_address)
         known[program].run(env)
