@@ -96,12 +96,30 @@ def test_nan_in_float16_is_rounding_only_where_the_range_is_exceeded(monkeypatch
         replay(script + "x.data.mul_(20)\n" + CALL)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_another_order_of_the_same_sums_is_no_difference(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def sums_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile(model: nn.Module, *_: Any, **__: Any) -> nn.Module:
         run = model.forward
         model.forward = lambda x, edges: run(x, edges.flip(1))  # type: ignore[method-assign]
         return model
 
     monkeypatch.setattr(runs, "plait", SimpleNamespace(compile=compile))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_order_of_the_same_sums_is_no_difference(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums_in_another_order(monkeypatch)
     replay(DIVERGING.format(dtype=dtype) + (CALL + "optimise(model, 0.5)\n") * 3 + CALL)
+
+
+def test_what_a_coarser_type_left_is_no_difference_where_nan_has_reached_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = PLAIN.format(dtype="float") + (CALL + "optimise(model, 0.5)\n") * 3
+    script += (
+        "list(model.parameters())[-1].data[0, 0] = float('nan')\nmodel = model.double(); x = x.double()\n"
+    )
+    sums_in_another_order(monkeypatch)
+    replay(script + "out = model(x, edge_index)\n")
+    compiles(monkeypatch, lambda out: one_row_off(out, 0.5) if out.dtype == torch.float64 else out)
+    with pytest.raises(Difference, match="out: off by"):
+        replay(script + "out = model(x, edge_index)\n")
