@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.report.page import Report
+from plait.report.page.layout import document, plain_table
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _BROWSER = next((path for name in _NAMES if (path := shutil.which(name))), None)
@@ -168,3 +169,13 @@ def test_nothing_is_wider_than_a_phone(report: Report, tmp_path: Path) -> None:
     width = re.search(r"<title>(\d+)</title>", Browser(tmp_path, outer).dom())
     assert width is not None
     assert int(width[1]) <= 390
+
+
+def test_a_sentence_in_a_table_is_not_a_column_of_words_on_a_phone(tmp_path: Path) -> None:
+    sentence = "remote rows of every layer are fetched from their owners, batch by batch"
+    table = plain_table(["form", *["figure"] * 8, "how"], [["edge cut", *["100 MB"] * 8, sentence]])
+    height = "document.title = document.querySelector('tbody tr').offsetHeight / 20"
+    probe = f"<script>addEventListener('load', () => {{ {height}; }})</script>"
+    lines = re.search(r"<title>([\d.]+)</title>", Browser(tmp_path, document("page", table, probe)).dom())
+    assert lines is not None
+    assert float(lines[1]) < 6

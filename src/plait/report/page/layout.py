@@ -315,15 +315,21 @@ def _section(name: str, title: str, blocks: Sequence[str]) -> str:
 
 
 _BAR_HEAD = ("part", "case", "what", "measured", "promised", "")
+_SENTENCE = 40  # characters
 _PROMISE_HEAD = ("part", "what", "worst", "promised", "kept")
 
 
 def plain_table(names: Sequence[str], rows: Sequence[Sequence[object]], name: str | None = None) -> str:
     """A table that scrolls by itself where the page is narrow."""
     head = tag("tr", *(tag("th", html.escape(text), scope="col") for text in names))
-    body = [tag("tr", *(tag("td", html.escape(str(cell))) for cell in row)) for row in rows]
+    body = [tag("tr", *(_cell(str(cell)) for cell in row)) for row in rows]
     table = tag("table", tag("thead", head), tag("tbody", *body), class_="plain")
     return tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=name)
+
+
+def _cell(text: str) -> str:
+    """Sentences keep a width to be read in: a narrow page would put one word on a line."""
+    return tag("td", html.escape(text), class_="words" if len(text) > _SENTENCE else None)
 
 
 def _promise(bars: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
