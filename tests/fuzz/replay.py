@@ -53,6 +53,8 @@ _AHEAD = (
     "torch.no_grad()(copy.deepcopy(model).eval())(x, edge_index)",
     "copy.deepcopy(model).train()(x, edge_index)",
 )
+# one that is measured trains it, too
+_MEASURED = (*_AHEAD, "backward(copy.deepcopy(model).train()(x.detach(), edge_index))")
 _UNDER = re.compile(r"with .*\): (?=model =)")
 _GRADIENTS = re.compile(r"out = (apart|second|batched|hidden|torch\.autograd\.|torch\.func\.jacrev)")
 _NAN = "float('nan')"
@@ -127,7 +129,8 @@ def _ahead(line: str, number: int, theirs: dict[str, Any]) -> str:
     under = _UNDER.match(line)
     # a plan for training differentiates whatever is on outside
     modes = (under[0] if under else "", "with torch.enable_grad(): ")
-    errors = (execute(f"{mode}{way}", number, theirs) for mode in modes for way in _AHEAD)
+    ways = _MEASURED if "analyze=True" in line else _AHEAD
+    errors = (execute(f"{mode}{way}", number, theirs) for mode in modes for way in ways)
     return next((error for error in errors if error), "")
 
 

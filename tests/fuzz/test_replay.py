@@ -269,3 +269,15 @@ def test_messages_of_exactly_zero_are_not_made_where_ties_are_counted_otherwise(
 ) -> None:
     line = "[p.data.clamp_(min=0) for p in model.parameters()]"
     assert (line in _without_known(f"model = {layer}(4, 4)\n{line}")) == is_kept
+
+
+def test_an_analysis_may_find_what_pyg_finds_in_training() -> None:
+    # a ReLU in place overwrites what the gradient of a minimum reads
+    replay("""
+model = Chain(EdgeConv(nn.Linear(2 * 4, 4), aggr='min'), torch.relu_)
+edge_index, edge_weight, edge_attr, edge_type = graph('cliques', 5, seed=2)
+x = features(5, 4, seed=2)
+model = model.half(); x = x.half()
+original = model; model = plait.compile(model)
+plait.explain(model, data(x, edge_index), analyze=True)
+""")

@@ -36,8 +36,8 @@ __all__ = [
     "world_of",
 ]
 
-# PyG writes a class's propagate for the first layer of it that is made. Where that one has an aggregation that
-# cannot be fused (std, lstm), every later SAGEConv of the process refuses sparse matrices.
+# PyG writes a class's propagate for the first layer of it that is made. Where that one has an aggregation
+# that cannot be fused (std, lstm), every later SAGEConv of the process refuses sparse matrices.
 torch_geometric.nn.SAGEConv(1, 1)
 
 CALL = re.compile(r"(with .*: )?out =")  # a line after which worlds are compared
