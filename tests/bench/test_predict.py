@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from plait.bench import predict
 from plait.bench.cases import layer_cases
 from plait.bench.predict import Options, run
+from plait.bench.problem import Problem
 from plait.runtime import aside
 
 
@@ -25,6 +28,20 @@ def test_steps_have_prices_and_times(layer: str, mode: str) -> None:
     assert result["median_seconds"] > 0.0
     assert all(s["predicted_seconds"] > 0.0 and s["measured_seconds"] > 0.0 for s in result["steps"])
     assert ("backward" in {step["phase"] for step in result["steps"]}) == (mode == "training")
+
+
+def test_an_attention_layer_has_the_heads_of_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads: list[int] = []
+
+    def problem(*given: Any, **named: Any) -> Problem:
+        made = Problem(*given, **named)
+        heads.append(made.layer.heads)
+        return made
+
+    monkeypatch.setattr(predict, "Problem", problem)
+    (case,) = layer_cases(["grid:rows=6,cols=6"], ["gat"], [(8, 8)], ["inference"])
+    list(run([replace(case, heads=2)], Options(0.05), lambda record: None))
+    assert set(heads) == {2}
 
 
 def test_what_is_measured_is_never_left_to_pyg(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ run, left = _SUITE.run, _SUITE.left
 
 def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str:
     """The layer compiled, analysed and timed; or why it could not be."""
-    problem = Problem(case.layer, forms, case.width_in, case.width_out)
+    problem = Problem(case.layer, forms, case.width_in, case.width_out, heads=case.heads)
     on_cpu = problem.x.device.type == "cpu"  # whose pace others on this machine may slow
     patient(budget_seconds)
     # a hidden activation, which needs a gradient: nothing may be computed beforehand
