@@ -39,6 +39,7 @@ import plait
 import plait.distributed.shard  # before ranks are forked, which share what is imported here
 from plait.distributed.session import join
 from plait.errors import ExchangeError, InputError
+from tests.distributed import drawn
 
 STEPS = 16
 SINGLE_STEPS = 30  # in single precision
@@ -269,7 +270,9 @@ def losses_by_halves(rank: int, size: int, folder: Path) -> None:
     over = plait.shard(model, data, network="1mbit", split="nodes, overlapped")
     other.load_state_dict(model.state_dict())
     for mask in (None, "train_mask", "few"):
-        for function, target in ((functional.cross_entropy, "y"), (functional.mse_loss, "scores")):
+        for function, target in (
+            (functional.cross_entropy, "y"), (functional.mse_loss, "scores"), (nn.CrossEntropyLoss(), "y")
+        ):  # fmt: skip
             found = []
             for call, given in ((over, over.data), (other, data)):
                 call.zero_grad()
@@ -283,6 +286,11 @@ def losses_by_halves(rank: int, size: int, folder: Path) -> None:
                 total = over.total(loss) if call is over else loss.detach()
                 found.append([total, *(p.grad.clone() for p in call.parameters())])
             torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def drawn_at_random(rank: int, size: int, folder: Path) -> None:
+    """Whatever stands between layers, in halves or not: what one process finds."""
+    assert drawn.compare(graph(dtype=np.float64), drawn.SEEDS) >= 3
 
 
 def odd(rank: int, size: int, folder: Path) -> None:
@@ -376,6 +384,7 @@ EVERYTHING = {
         border_first,
         halves,
         losses_by_halves,
+        drawn_at_random,
         odd,
         accumulated,
         folder_of_parts,

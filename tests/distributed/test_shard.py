@@ -216,3 +216,20 @@ def test_a_mean_over_all_is_the_sum_of_shares() -> None:
     torch.testing.assert_close(
         over.loss(functional.cross_entropy, out, y, mask), functional.cross_entropy(out[mask], y[mask])
     )
+
+
+def test_losses_are_functions_with_a_reduction_or_modules_of_torch() -> None:
+    _, over = sharded(MODELS["gcn"], graph(), 1)
+    out, y, mask = torch.randn(240, 4), torch.randint(0, 4, (240,)), torch.arange(240) > 200
+    wanted = functional.cross_entropy(out[mask], y[mask])
+    criterion = nn.CrossEntropyLoss()
+    torch.testing.assert_close(over.loss(criterion, out, y, mask), wanted)
+    assert criterion.reduction == "mean"
+    for function, said in (
+        (lambda a, b: functional.cross_entropy(a, b), "takes no reduction="),
+        (nn.CrossEntropyLoss(weight=torch.ones(4)), "weighs classes"),
+        (nn.NLLLoss(ignore_index=1), "ignores a label"),
+        (nn.Identity(), "has no reduction"),
+    ):
+        with pytest.raises(InputError, match=f"function: .*{said}.*sharded.mean"):
+            over.loss(function, out, y)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -41,6 +43,14 @@ _OF_NUMBERS = (
     functional.cross_entropy, functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss,
     functional.huber_loss, functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits,
 )  # fmt: skip
+_AS_FUNCTIONS: dict[type, Callable[..., Tensor]] = {
+    nn.CrossEntropyLoss: functional.cross_entropy,
+    nn.NLLLoss: functional.nll_loss,
+    nn.MSELoss: functional.mse_loss,
+    nn.L1Loss: functional.l1_loss,
+    nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
+}
+_OWN_MEAN = "give sharded.mean the loss of every row instead"
 
 
 def shard(
@@ -203,26 +213,26 @@ class Sharded(nn.Module):
     def loss(
         self, function: Callable[..., Tensor], out: Tensor, target: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """This rank's share of a mean loss over all ranks, for losses that take reduction="none".
+        """This rank's share of a mean loss over all ranks: a function with `reduction`, or a module of torch.
 
         Every entry counts once: where classes are weighted or labels ignored, add up and divide on your own.
         """
+        entries = _entries(function)
         rows = rows_ahead(out) if _is_by_rows(function, out, target, mask) else None
         if rows is not None:
-            return self._loss_ahead(function, rows, target, mask)
+            return self._loss_ahead(entries, rows, target, mask)
         picked = (out, target) if mask is None else (out[mask], target[mask])
-        return self.mean(function(*picked, reduction="none"))
+        return self.mean(entries(*picked))
 
     def _loss_ahead(
-        self, function: Callable[..., Tensor], rows: Ahead, target: Tensor, mask: Tensor | None
+        self, entries: Callable[..., Tensor], rows: Ahead, target: Tensor, mask: Tensor | None
     ) -> Tensor:
         """The same, first of the rows that wait for no halo: with their gradient it hides an exchange."""
         ends = (slice(0, rows.rows.count), slice(rows.rows.count, None))
 
         def values(out: Tensor, end: slice) -> Tensor:
             wanted, part = target[end], None if mask is None else mask[end]
-            picked = (out, wanted) if part is None else (out[part], wanted[part])
-            return function(*picked, reduction="none")
+            return entries(out, wanted) if part is None else entries(out[part], wanted[part])
 
         first = values(rows.held, ends[0])
         chosen = len(target) if mask is None else int(mask.sum())
@@ -262,8 +272,31 @@ class Sharded(nn.Module):
                         dist.broadcast(tensor, 0, group=self._peers.group)
 
 
+def _entries(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The loss of every entry, which ranks add up and divide by the entries of all ranks."""
+    if isinstance(function, nn.Module):
+        if not hasattr(function, "reduction"):
+            raise InputError(f"function: {type(function).__name__} has no reduction; {_OWN_MEAN}")
+        if getattr(function, "weight", None) is not None or getattr(function, "ignore_index", -100) != -100:
+            raise InputError(
+                f"function: {type(function).__name__} weighs classes or ignores a label, so that its mean is "
+                f"not one over all entries; {_OWN_MEAN}"
+            )
+        entries: Any = copy.copy(function)
+        entries.reduction = "none"
+        return entries  # type: ignore[no-any-return]
+    try:
+        taken = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of code that is not Python's
+        taken = []
+    if taken and all(p.name != "reduction" and p.kind is not p.VAR_KEYWORD for p in taken):
+        raise InputError(f"function: it takes no reduction=; {_OWN_MEAN}")
+    return functools.partial(function, reduction="none")
+
+
 def _is_by_rows(function: Any, out: Tensor, target: Tensor, mask: Tensor | None) -> bool:
     """Whether every row of a loss without reduction is of the same row of its arguments alone."""
+    function = _AS_FUNCTIONS.get(type(function), function)
     has_classes = function in _OF_CLASSES and target.shape == out.shape[:1]
     has_all = mask is None or (mask.dtype == torch.bool and mask.shape == out.shape[:1])
     return has_all and (has_classes or (function in _OF_NUMBERS and target.shape == out.shape))
