@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -55,9 +57,30 @@ def test_layers_with_messages_run_on_edge_lists_only(graph: str, kind: str) -> N
 def test_the_matrix_has_targets_as_rows_and_repeats_added_up_or_kept() -> None:
     edge_index = torch.tensor([[0, 0, 2], [1, 1, 0]])
     for keeps_repeats, entries in ((False, 2), (True, 3)):
-        matrix = csr_matrix(edge_index, torch.tensor([1.0, 2.0, 5.0]), 3, keeps_repeats)
+        matrix = csr_matrix(edge_index, torch.tensor([1.0, 2.0, 5.0]), 3, keeps_repeats=keeps_repeats)
         assert matrix.values().numel() == entries
         assert matrix.to_dense().tolist() == [[0.0, 0.0, 5.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(("kind", "index"), [("sage-mean", torch.int64), ("gin", torch.int32)])
+def test_large_means_on_torch_csr_have_wide_indices(
+    kind: str, index: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[torch.dtype] = []
+    wanted = pyg.csr_matrix
+
+    def spied(*given: Any, **named: Any) -> torch.Tensor:
+        matrix = wanted(*given, **named)
+        made.append(matrix.col_indices().dtype)
+        return matrix
+
+    monkeypatch.setattr(pyg, "csr_matrix", spied)
+    monkeypatch.setattr(pyg, "_MOST_IN_INT32", 100)
+    problem = Problem(kind, Forms.of(generate.erdos(20, 60)), 6, 4)
+    result = answer(prepare("pyg-csr", problem, "training"), problem, "training")
+    expected = answer(prepare("pyg-default", problem, "training"), problem, "training")
+    assert worst_error(result, expected)[0] <= TOLERANCE
+    assert made == [index]
 
 
 def test_edges_that_do_not_fit_the_memory_are_refused_with_their_size(
