@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +230,7 @@ def test_losses_are_functions_with_a_reduction_or_modules_of_torch() -> None:
         (lambda a, b: functional.cross_entropy(a, b), "takes no reduction="),
         (nn.CrossEntropyLoss(weight=torch.ones(4)), "weighs classes"),
         (nn.NLLLoss(ignore_index=1), "ignores a label"),
+        (partial(functional.cross_entropy, weight=torch.ones(4)), "weighs classes"),
         (nn.Identity(), "has no reduction"),
     ):
         with pytest.raises(InputError, match=f"function: .*{said}.*sharded.mean"):

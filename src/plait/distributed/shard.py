@@ -274,14 +274,16 @@ class Sharded(nn.Module):
 
 def _entries(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The loss of every entry, which ranks add up and divide by the entries of all ranks."""
+    named = getattr(function, "keywords", {})  # of functools.partial
+    weight, ignored = (named.get(name, getattr(function, name, None)) for name in ("weight", "ignore_index"))
+    if weight is not None or ignored not in (None, -100):
+        raise InputError(
+            "function: it weighs classes or ignores a label, so that its mean is not one over all entries; "
+            f"{_OWN_MEAN}"
+        )
     if isinstance(function, nn.Module):
         if not hasattr(function, "reduction"):
             raise InputError(f"function: {type(function).__name__} has no reduction; {_OWN_MEAN}")
-        if getattr(function, "weight", None) is not None or getattr(function, "ignore_index", -100) != -100:
-            raise InputError(
-                f"function: {type(function).__name__} weighs classes or ignores a label, so that its mean is "
-                f"not one over all entries; {_OWN_MEAN}"
-            )
         entries: Any = copy.copy(function)
         entries.reduction = "none"
         return entries  # type: ignore[no-any-return]
